@@ -1,0 +1,159 @@
+#pragma once
+
+#include <frugal/policy.hpp>
+
+#include <cstddef>
+#include <stdexcept>
+#include <tuple>
+#include <type_traits>
+
+// Policies come in any order and are found by role. An empty slot is played by a stateless stand-in whose calls fold
+// away, so that the loop reads the same with and without a policy.
+namespace frugal::inline v0::detail {
+
+template <Role R, class Type>
+constexpr bool plays = [] {
+  if constexpr (Policy<std::remove_cvref_t<Type>>) return std::remove_cvref_t<Type>::role == R;
+  else return false;
+}();
+
+template <Role R, class... Types>
+constexpr int count = (0 + ... + int{plays<R, Types>});
+
+// Index of the policy in a role; the number of policies when the slot is empty.
+template <Role R, class... Types>
+constexpr std::size_t find = [] {
+  constexpr bool hits[] = {plays<R, Types>..., true};
+  std::size_t i = 0;
+  while (!hits[i]) ++i;
+  return i;
+}();
+
+struct Nothing {};
+
+// Multiplies every gradient. Only an uneven window without a precision policy comes here.
+void multiply_gradients(auto& optimizer, double factor) {
+  if constexpr (requires { optimizer.param_groups(); }) {
+    for (auto& group : optimizer.param_groups())
+      for (auto& parameter : group.params())
+        if (parameter.grad().defined()) parameter.mutable_grad().mul_(factor);
+  } else if constexpr (requires { optimizer.multiply_gradients(factor); }) {
+    optimizer.multiply_gradients(factor);
+  } else {
+    throw std::invalid_argument(
+        "frugal: this optimizer does not show its parameters, so an uneven window cannot be normalised. Give it "
+        "param_groups() or multiply_gradients(factor).");
+  }
+}
+
+struct FullPrecision {
+  static constexpr Role role = Role::precision;
+  struct Guard {};
+  static Guard autocast() { return {}; }
+  static auto&& scale(auto&& loss) { return std::forward<decltype(loss)>(loss); }
+  static void unscale(auto& optimizer, double factor) {
+    if (factor != 1.0) multiply_gradients(optimizer, factor);
+  }
+  static bool step(auto& optimizer) {
+    optimizer.step();
+    return true;
+  }
+};
+
+struct EveryBatch {
+  static constexpr Role role = Role::accumulation;
+  static bool backward(auto&& loss, double weight) {
+    if (weight == 0.0) return false;  // a mean over nothing is NaN: it must not reach the gradients
+    loss.backward();
+    return true;
+  }
+  static constexpr double factor() { return 1.0; }
+  static constexpr bool pending() { return false; }
+  static void finish() {}
+};
+
+struct NoClipping {
+  static constexpr Role role = Role::clipping;
+  static void clip(auto&) {}
+};
+
+struct PlainStep {
+  static constexpr Role role = Role::update;
+  static void step(auto& optimizer) { optimizer.step(); }
+};
+
+struct ConstantRate {
+  static constexpr Role role = Role::schedule;
+  static void apply(auto&, std::int64_t) {}
+};
+
+struct NoAverage {
+  static constexpr Role role = Role::averaging;
+  static void update(auto&) {}
+  static void swap(auto&) {}
+  static constexpr bool averaging() { return false; }
+};
+
+struct NeverStop {
+  static constexpr Role role = Role::stopping;
+  static Verdict observe(double) { return Verdict::waiting; }
+  static constexpr StopReason reason() { return StopReason::none; }
+};
+
+struct NoCheckpoints {
+  static constexpr Role role = Role::checkpointing;
+  static constexpr bool due(const Progress&) { return false; }
+  static void save(const Progress&, auto&...) {}
+  static std::optional<Progress> restore(auto&...) { return std::nullopt; }
+  static void wait() {}
+};
+
+struct NeverInterrupted {
+  static constexpr Role role = Role::interruption;
+  static constexpr bool requested() { return false; }
+};
+
+template <Role R>
+constexpr auto stand_in() {
+  if constexpr (R == Role::precision) return FullPrecision{};
+  else if constexpr (R == Role::accumulation) return EveryBatch{};
+  else if constexpr (R == Role::clipping) return NoClipping{};
+  else if constexpr (R == Role::update) return PlainStep{};
+  else if constexpr (R == Role::schedule) return ConstantRate{};
+  else if constexpr (R == Role::averaging) return NoAverage{};
+  else if constexpr (R == Role::stopping) return NeverStop{};
+  else if constexpr (R == Role::checkpointing) return NoCheckpoints{};
+  else if constexpr (R == Role::interruption) return NeverInterrupted{};
+  else return Nothing{};
+}
+template <Role R>
+inline constinit auto empty_slot = stand_in<R>();
+
+// The policy in a role, or its stand-in: when the slot is empty, and when `Usable` says that the policy lacks a verb. A
+// class-level assertion has spoken by then, and no second error may follow it.
+template <Role R, bool Usable = true, class... Types>
+constexpr auto& slot(std::tuple<Types...>& policies) {
+  if constexpr (constexpr std::size_t i = find<R, Types...>; Usable && i < sizeof...(Types)) return std::get<i>(policies);
+  else return empty_slot<R>;
+}
+
+// An optimizer whose step() is the update policy's: how precision and update meet without knowing each other.
+template <class Optimizer, class Update>
+struct SteppedBy {
+  Optimizer& optimizer;
+  Update& update;
+
+  void step() { update.step(optimizer); }
+  decltype(auto) param_groups()
+    requires requires(Optimizer& shown) { shown.param_groups(); }
+  {
+    return optimizer.param_groups();
+  }
+  void multiply_gradients(double factor)
+    requires requires(Optimizer& shown) { shown.multiply_gradients(factor); }
+  {
+    optimizer.multiply_gradients(factor);
+  }
+};
+
+}  // namespace frugal::inline v0::detail

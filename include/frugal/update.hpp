@@ -1,0 +1,87 @@
+#pragma once
+
+#include <frugal/detail/slots.hpp>
+#include <frugal/policy.hpp>
+
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+/// The middle of the loop, for loops that you own. Any subset of precision, accumulation, clipping and update policies, in
+/// any order; the Trainer makes its steps with these two.
+///
+///     auto loss = [&] { auto guard = amp.autocast(); return model->loss(batch); }();
+///     if (frugal::backward(loss, batch.size(), amp, accumulator))
+///       frugal::update(optimizer, amp, accumulator, clip);
+///
+/// At the end of an epoch, `if (accumulator.pending()) frugal::update(...)` steps on the unfinished window.
+namespace frugal::inline v0 {
+
+namespace detail {
+
+template <class... Policies>
+constexpr bool act_in_update =
+    ((plays<Role::precision, Policies> || plays<Role::accumulation, Policies> || plays<Role::clipping, Policies> ||
+      plays<Role::update, Policies>)&&...);
+
+template <class... Policies>
+constexpr bool one_per_role =
+    count<Role::precision, Policies...> <= 1 && count<Role::accumulation, Policies...> <= 1 &&
+    count<Role::clipping, Policies...> <= 1 && count<Role::update, Policies...> <= 1;
+
+// The order of an update. `watch` sees the unscaled gradients before they are clipped.
+template <class Optimizer>
+StepResult update_window(Optimizer& optimizer, auto& precision, auto& accumulation, auto& clipping, auto& update,
+                         auto&& watch) {
+  SteppedBy<Optimizer, std::remove_reference_t<decltype(update)>> stepped{optimizer, update};
+  precision.unscale(stepped, accumulation.factor());
+  watch();
+  clipping.clip(optimizer);
+  const bool applied = precision.step(stepped);
+  optimizer.zero_grad();  // at once: the memory is free before the next forward
+  accumulation.finish();
+  return applied ? StepResult::applied : StepResult::skipped;
+}
+
+}  // namespace detail
+
+/// Scales, weighs and backpropagates `loss`, the mean over `weight` samples or tokens. True when the window is full: call
+/// update() with the same policies before the next backward(). A weight of 0 contributes nothing, whatever the loss is.
+/// Throws std::invalid_argument when the weight is negative or not finite, and when a full window was never consumed.
+template <class Loss, class Weight, class... Policies>
+  requires std::is_arithmetic_v<Weight>
+[[nodiscard]] bool backward(Loss&& loss, Weight weight, Policies&... policies) {
+  constexpr bool fit = detail::act_in_update<Policies...>;
+  constexpr bool unique = detail::one_per_role<Policies...>;
+  static_assert(fit, "backward: only precision, accumulation, clipping and update policies act here. Call the others "
+                     "yourself, or use Trainer.");
+  static_assert(unique, "backward: two policies of one role. Pass at most one of each.");
+  if constexpr (fit && unique) {
+    auto pack = std::tie(policies...);
+    auto& precision = detail::slot<Role::precision>(pack);
+    return detail::slot<Role::accumulation>(pack).backward(precision.scale(loss), static_cast<double>(weight));
+  } else {
+    return false;
+  }
+}
+
+/// Makes the window's gradients the true ones (unscaled, the mean over the window), clips them, steps or skips on
+/// overflow, zeroes the gradients and closes the window. Never called twice for one window.
+template <class Optimizer, class... Policies>
+StepResult update(Optimizer& optimizer, Policies&... policies) {
+  constexpr bool fit = detail::act_in_update<Policies...>;
+  constexpr bool unique = detail::one_per_role<Policies...>;
+  static_assert(fit, "update: only precision, accumulation, clipping and update policies act here. Call the others "
+                     "yourself, or use Trainer.");
+  static_assert(unique, "update: two policies of one role. Pass at most one of each.");
+  if constexpr (fit && unique) {
+    auto pack = std::tie(policies...);
+    return detail::update_window(optimizer, detail::slot<Role::precision>(pack),
+                                 detail::slot<Role::accumulation>(pack), detail::slot<Role::clipping>(pack),
+                                 detail::slot<Role::update>(pack), [] {});
+  } else {
+    return StepResult::accumulated;
+  }
+}
+
+}  // namespace frugal::inline v0
