@@ -10,10 +10,6 @@
 
 namespace frugal::inline v0 {
 
-/// What happens to an unfinished window at the end of an epoch. flush: step on it, exactly weighted. carry: it goes on in
-/// the next epoch (the end of training flushes it).
-enum class AtEpochEnd { flush, carry };
-
 struct GradAccumulatorOptions {
   std::int64_t steps = 1;                        ///< micro-batches in a full window; 1 switches accumulation off
   AtEpochEnd at_epoch_end = AtEpochEnd::flush;  ///< see AtEpochEnd

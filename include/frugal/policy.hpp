@@ -46,6 +46,10 @@ enum class StopReason { none, finished, plateau, target_reached, diverged, non_f
 /// Which metrics are better: lower ones (a loss) or higher ones (an accuracy).
 enum class Goal { minimize, maximize };
 
+/// What happens to an unfinished window at the end of an epoch. flush: step on it, exactly weighted. carry: it goes on in
+/// the next epoch (the end of training flushes it).
+enum class AtEpochEnd { flush, carry };
+
 /// What the loop is about to do; an observer with `on_phase(Phase)` hears of every change.
 enum class Phase { data, forward, backward, update, validation, save };
 
@@ -165,6 +169,10 @@ struct AnyIn {
   void read(std::string_view, auto&) {}
   bool has(std::string_view) const { return true; }
 };
+struct AnyState {
+  void save(auto&) const {}
+  void load(auto&) {}
+};
 
 }  // namespace detail
 
@@ -218,13 +226,13 @@ concept StoppingPolicy = Policy<Type> && requires(Type& policy, const Type& fixe
 };
 
 template <class Type, class Model, class Optimizer>
-concept CheckpointingPolicy =
-    Policy<Type> && requires(Type& policy, const Progress& at, Model& model, Optimizer& optimizer) {
-      { policy.due(at) } -> std::same_as<bool>;
-      policy.save(at, model, optimizer);
-      { policy.restore(model, optimizer) } -> std::same_as<std::optional<Progress>>;
-      policy.wait();
-    };
+concept CheckpointingPolicy = Policy<Type> && requires(Type& policy, const Type& fixed, const Progress& at, Model& model,
+                                                       Optimizer& optimizer, detail::AnyState& stateful) {
+  { fixed.due(at) } -> std::same_as<bool>;
+  policy.save(at, model, optimizer, stateful);
+  { policy.restore(model, optimizer, stateful) } -> std::same_as<std::optional<Progress>>;
+  policy.wait();
+};
 
 template <class Type>
 concept InterruptionPolicy = Policy<Type> && requires(const Type& policy) {

@@ -1,0 +1,209 @@
+#pragma once
+
+#include <frugal/detail/batch_weight.hpp>
+#include <frugal/detail/best_weights.hpp>
+#include <frugal/detail/composition.hpp>
+#include <frugal/detail/loss_log.hpp>
+#include <frugal/policy.hpp>
+#include <frugal/update.hpp>
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+namespace frugal::inline v0::detail {
+
+// What a Trainer is made of, and what its verbs do in detail. The order in which they are called is the Trainer's.
+template <class Model, class Optimizer, class Loss, class... Policies>
+class Parts {
+ protected:
+  using Composed = Composition<Model, Optimizer, Policies...>;
+  static_assert(sizeof(Composed) > 0);  // has its say
+  template <Role R>
+  static constexpr bool absent = Composed::template absent<R>;
+
+  Parts(Model& model, Optimizer& optimizer, Loss loss, Policies... policies)
+      : model_(model), optimizer_(optimizer), loss_(std::move(loss)), policies_(std::move(policies)...) {}
+
+  template <Role R>
+  auto& in() {
+    return slot<R, Composed::template fits<R>>(policies_);
+  }
+  auto& precision() { return in<Role::precision>(); }
+  auto& accumulation() { return in<Role::accumulation>(); }
+  auto& clipping() { return in<Role::clipping>(); }
+  auto& updating() { return in<Role::update>(); }
+  auto& schedule() { return in<Role::schedule>(); }
+  auto& averaging() { return in<Role::averaging>(); }
+  auto& stopping() { return in<Role::stopping>(); }
+  auto& checkpointing() { return in<Role::checkpointing>(); }
+  auto& interruption() { return in<Role::interruption>(); }
+
+  void each_policy(auto&& visit) {
+    std::apply([&](auto&... policy) { (visit(policy), ...); }, policies_);
+  }
+  void phase(Phase next) {
+    each_policy([&](auto& policy) {
+      if constexpr (requires { policy.on_phase(next); }) policy.on_phase(next);
+    });
+  }
+  // Collected when somebody looks, not before.
+  Readings readings() {
+    return Readings([this](Readings& out) {
+      each_policy([&](auto& policy) {
+        if constexpr (requires { policy.readings(out); }) policy.readings(out);
+      });
+      if constexpr (keeps_metrics)
+        if (metrics_)
+          for (const auto& [name, value] : *metrics_) out.write(name, value);
+    });
+  }
+
+  // Before the first step since the run began or was continued: the weights that were being trained, no gradient from
+  // outside of the window, the rates of the step that is due.
+  void begin() {
+    begun_ = true;
+    if (std::exchange(left_average_, false)) averaging().swap(model_);
+    if (!accumulation().pending()) optimizer_.zero_grad();
+    schedule().apply(optimizer_, progress_.step);
+  }
+
+  // The mean loss of a batch and its weight, in the precision of the policy.
+  template <class Batch>
+  auto evaluate(const Batch& batch) {
+    auto value = [&] {
+      [[maybe_unused]] auto guard = precision().autocast();
+      return loss_(model_, batch);
+    }();
+    if constexpr (requires { value.loss; value.weight; }) return value;
+    else {
+      static_assert(absent<Role::accumulation> || weighable<Batch>,
+                    "Trainer: the accumulator cannot tell the weight of this batch. Return frugal::Weighted{loss, samples "
+                    "or tokens} from the loss function, or give the batch `std::int64_t size() const`.");
+      return Weighted<decltype(value)>{std::move(value), weight_of(batch)};
+    }
+  }
+
+  // Both policies meet the type of the loss here for the first time.
+  template <class Value>
+  bool backward(Value& loss, double weight) {
+    constexpr bool scales = requires { precision().scale(loss); };
+    static_assert(scales, "Trainer: the precision policy lacks a verb. Write `autocast()`, `scale(loss)`, `void "
+                          "unscale(optimizer, double factor)` and `bool step(optimizer)`.");
+    if constexpr (!scales) return false;
+    else {
+      using Scaled = std::remove_reference_t<decltype(precision().scale(loss))>;
+      constexpr bool weighs = AccumulationPolicy<std::remove_cvref_t<decltype(accumulation())>, Scaled>;
+      static_assert(weighs, "Trainer: the accumulation policy lacks a verb. Write `bool backward(loss, double weight)`, "
+                                 "`double factor() const`, `bool pending() const` and `void finish()`.");
+      if constexpr (weighs) return frugal::backward(loss, weight, precision(), accumulation());
+      else return false;
+    }
+  }
+
+  template <class Batch>
+  void consumed(const Batch& batch, const auto& loss, double weight) {
+    ++progress_.micro_batch;
+    if constexpr (can_count<Batch>()) progress_.samples += samples_in(batch);
+    loss_log_.add(loss, weight);
+    moved_ = true;
+  }
+
+  // An optimizer with a closure (LBFGS) evaluates the batch as often as it likes. The first evaluation happens outside, so
+  // that a batch without a sample or token never reaches it.
+  StepResult step_with_closure(const auto& batch) {
+    auto first = std::optional(evaluate(batch));
+    const auto loss_of_first = std::as_const(*first).loss;
+    const double weight = first->weight;
+    consumed(batch, loss_of_first, weight);
+    if (weight == 0) return StepResult::accumulated;
+    optimizer_.step([&] {
+      optimizer_.zero_grad();
+      auto loss = first ? std::exchange(first, std::nullopt)->loss : evaluate(batch).loss;
+      loss.backward();
+      return loss;
+    });
+    each_policy([&](auto& policy) { call_on_gradients(policy, model_, readings()); });
+    optimizer_.zero_grad();
+    return closed(StepResult::applied);
+  }
+
+  // Books what an update did and tells the observers; everything here but on_skip happens to applied steps only.
+  StepResult closed(StepResult result) {
+    loss_log_.close();
+    loss_read_ = false;
+    if (result == StepResult::skipped) {
+      ++progress_.skipped;
+      each_policy([&](auto& policy) { call_on_skip(policy, std::as_const(progress_), readings()); });
+      return result;
+    }
+    ++progress_.step;
+    schedule().apply(optimizer_, progress_.step);  // the rate of the next step
+    averaging().update(model_);
+    each_policy([&](auto& policy) { tell_step(policy); });
+    return result;
+  }
+  template <class Type>
+  void tell_step(Type& policy) {
+    if constexpr (WatchesSteps<Type>) {
+      if (!wants(policy, std::as_const(progress_))) return;
+      if constexpr (detail::reads_loss<Type>) read_loss();
+      call_on_step(policy, std::as_const(progress_), readings());
+    }
+  }
+
+  // One device sync per window at most, and only when somebody asks.
+  void read_loss() const {
+    if (std::exchange(loss_read_, true)) return;
+    progress_.loss = loss_log_.read();
+  }
+
+  // What the loop itself has to remember: a checkpoint's section "trainer".
+  struct Memory {
+    static constexpr std::string_view state_name = "trainer";
+    Parts& parts;
+    void save(auto& out) const {
+      parts.loss_log_.save(out);
+      parts.best_.save(out);
+    }
+    void load(auto& in) {
+      parts.loss_log_.load(in);
+      parts.best_.load(in);
+    }
+  };
+  // Calls call(memory, policies with state...).
+  auto with_state(auto&& call) {
+    const auto stateful = [](auto& policy) {
+      if constexpr (Stateful<std::remove_cvref_t<decltype(policy)>>) return std::tie(policy);
+      else return std::tuple<>{};
+    };
+    Memory memory{*this};
+    return std::apply([&](auto&... policy) { return call(memory, policy...); },
+                      std::apply([&](auto&... policy) { return std::tuple_cat(stateful(policy)...); }, policies_));
+  }
+
+  using Kept = Tensor<Model, Optimizer>;
+  static constexpr bool accumulates = !absent<Role::accumulation>;
+  using LossLog = std::conditional_t<accumulates, WindowLoss<Kept>, LastLoss<Kept>>;
+  static constexpr bool keeps_weights = !absent<Role::stopping> && !std::is_same_v<Kept, double>;
+  // Only a hook that takes Readings can look at the metrics of the last validation.
+  static constexpr bool keeps_metrics = (takes_readings<Policies, Model> || ...);
+
+  Model& model_;
+  Optimizer& optimizer_;
+  [[no_unique_address]] Loss loss_;
+  [[no_unique_address]] std::tuple<Policies...> policies_;
+  mutable Progress progress_;
+  mutable LossLog loss_log_;
+  mutable bool loss_read_ = true;
+  bool begun_ = false;
+  bool moved_ = false;         // since the last save
+  bool left_average_ = false;  // the model holds the averages, the averager the weights that were being trained
+  [[no_unique_address]] std::conditional_t<keeps_weights, BestWeights<Kept>, NoBestWeights> best_;
+  [[no_unique_address]] std::conditional_t<keeps_metrics, std::optional<Metrics>, Nothing> metrics_;
+};
+
+}  // namespace frugal::inline v0::detail

@@ -1,0 +1,226 @@
+#pragma once
+
+#include <frugal/detail/checks.hpp>
+#include <frugal/detail/evaluation.hpp>
+#include <frugal/observers.hpp>
+#include <frugal/policy.hpp>
+#include <frugal/run.hpp>
+#include <frugal/update.hpp>
+
+#include <c10/util/Exception.h>
+
+#include <chrono>
+#include <concepts>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+namespace frugal::inline v0 {
+
+/// Runs the loop around a model with any set of policies, in any order, composed at compile time: an absent policy costs
+/// no instruction, no byte and no allocation.
+///
+///     Trainer trainer{model, optimizer, loss, AmpPolicy<Auto>(device), GradAccumulator(4), EarlyStopper({.patience = 3})};
+///     RunReport report = trainer.fit(batches, [&] { return accuracy(model); }, {.epochs = 20});
+///
+/// Model and optimizer are referenced and must outlive the Trainer; loss and policies are moved into it. `loss(Model&,
+/// const Batch&)` returns a mean loss, or Weighted{mean loss, samples or tokens}. What happens when: read step() and, from
+/// fit() on, epoch().
+///
+/// A policy's verbs, by role, are the concepts in policy.hpp. Optional ones: accumulation `at_epoch_end`; schedule
+/// `observe(metric)`; stopping `best`, `best_at`, `restores_best`. Any policy may have the hooks of an observer:
+/// `on_gradients(Model&)`, `on_step(const Progress&)`, `on_skip(const Progress&)`, `on_epoch(const Progress&)`, which may
+/// take `const Readings&` as a second argument, and `on_phase(Phase)`. An observer may say `bool due(const Progress&)
+/// const`: whether on_step wants this step; `static constexpr bool reads_loss = true`: Progress::loss is read for it, one
+/// device sync; `StopReason stop() const`: asked after every micro-batch and epoch. Any policy may have `void readings(auto&
+/// out) const`, `save` and `load` (see Stateful), and `void reset()` for restart().
+template <class Model, class Optimizer, class Loss, class... Policies>
+class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
+  using Base = detail::Checks<Model, Optimizer, Loss, Policies...>;
+  using typename Base::Composed;
+  using Base::accumulation, Base::begun_, Base::best_, Base::clipping, Base::checkpointing, Base::each_policy,
+      Base::loss_log_, Base::model_, Base::moved_, Base::optimizer_, Base::phase, Base::precision, Base::progress_,
+      Base::read_loss, Base::readings, Base::save_if_due, Base::stop_reason, Base::updating, Base::validated;
+
+ public:
+  Trainer(Model& model, Optimizer& optimizer, Loss loss, Policies... policies)
+      : Base(model, optimizer, std::move(loss), std::move(policies)...) {}
+
+  /// One micro-batch: forward, backward and, when the window is full, one update. Leaves the model's mode alone.
+  template <class Batch>
+  StepResult step(const Batch& batch) {
+    constexpr bool callable = std::invocable<Loss&, Model&, const Batch&>;
+    static_assert(callable, "Trainer: the loss function does not fit. Write `loss(Model&, const Batch&)` that returns a "
+                            "mean loss or Weighted{mean loss, samples or tokens}.");
+    if (!begun_) this->begin();
+    if constexpr (!callable) return StepResult::accumulated;
+    else if constexpr (Composed::needs_closure) return this->step_with_closure(batch);
+    else {
+      phase(Phase::forward);
+      auto [loss, weight] = this->evaluate(batch);
+      phase(Phase::backward);
+      const bool full = this->backward(loss, weight);
+      this->consumed(batch, loss, weight);
+      return full ? update_weights() : StepResult::accumulated;
+    }
+  }
+
+  /// Steps on the unfinished window, exactly weighted. accumulated: there was none.
+  StepResult flush() {
+    if (accumulation().pending()) return update_weights();
+    accumulation().finish();  // micro-batches without a sample or token: a window, but no gradient
+    return StepResult::accumulated;
+  }
+
+  /// Trains until a limit of the options, the stopping policy, an observer or an interruption ends the run.
+  ///
+  /// `batches` is a range of batches (a container, `*data_loader`), or has `epoch(epoch, consumed)` that returns one
+  /// (Batches). `validate()` runs with the model in eval mode, without gradients and, with an Averager, on the averaged
+  /// weights; it returns a number, a 0-dim tensor or Metrics. A `validate(interruption)` gets the interruption policy and
+  /// may return early; what it returns then does not count.
+  ///
+  /// When it returns, or throws, the model is in training mode and holds the best weights if the stopping policy restores
+  /// them, else the averaged ones if there is an Averager. A run that is over returns at once and warns; restart() begins
+  /// a new one.
+  template <class Batches, class Validate>
+    requires(!std::same_as<std::remove_cvref_t<Validate>, FitOptions>)
+  RunReport fit(Batches&& batches, Validate&& validate, FitOptions options = {}) {
+    return run(batches, validate, options);
+  }
+  /// The same without validation.
+  template <class Batches>
+  RunReport fit(Batches&& batches, FitOptions options = {}) {
+    detail::NoValidation none;
+    return run(batches, none, options);
+  }
+
+  /// One check, for loops that you own: tells schedule and stopping policy of the metric, keeps the weights that the model
+  /// holds now if it is the best check, saves if due. Stop when it returns anything but `none`.
+  StopReason check(const Metrics& metrics) {
+    this->observe(metrics);
+    save_if_due();
+    return this->stopping().reason();
+  }
+  /// Brings the best weights back, as fit() does at its end. False: there are none.
+  bool restore_best() { return this->restored_best(); }
+
+  /// Begins a new run on the weights that the model holds: Progress and policies are as new. The optimizer keeps its state.
+  void restart() {
+    each_policy([](auto& policy) {
+      using Type = std::remove_cvref_t<decltype(policy)>;
+      static_assert(!Stateful<Type> || requires { policy.reset(); },
+                    "Trainer: restart() cannot renew a policy that has state. Give it `void reset()`.");
+      if constexpr (requires { policy.reset(); }) policy.reset();
+    });
+    progress_ = {};
+    loss_log_.reset();
+    best_.forget();
+    begun_ = moved_ = this->left_average_ = false;
+    if constexpr (Base::keeps_metrics) this->metrics_.reset();
+  }
+
+  /// The policy of that type.
+  template <class Type>
+  Type& get() {
+    static_assert((std::same_as<Type, Policies> || ...), "Trainer: get<Policy>() asks for a policy that was not passed.");
+    return std::get<Type>(this->policies_);
+  }
+  /// Where the run stands. Reads the last window's loss: at most one device sync per window, here and not before.
+  const Progress& progress() const {
+    read_loss();
+    return progress_;
+  }
+
+ private:
+  StepResult update_weights() {
+    phase(Phase::update);
+    return this->closed(detail::update_window(optimizer_, precision(), accumulation(), clipping(), updating(), [&] {
+      each_policy([&](auto& policy) { detail::call_on_gradients(policy, model_, readings()); });
+    }));
+  }
+
+  template <class Batches, class Validate>
+  RunReport run(Batches& batches, Validate& validate, const FitOptions& options) {
+    constexpr bool iterable = detail::Positioned<Batches> || detail::PlainRange<Batches>;
+    static_assert(iterable, "Trainer: fit() cannot iterate over the batches. Pass a range (a container, `*data_loader`) or "
+                            "Batches.");
+    const auto started = std::chrono::steady_clock::now();
+    Base::template expect<Validate>(options);
+    StopReason reason = stop_reason(options);
+    if (reason != StopReason::none && reason != StopReason::preempted)
+      TORCH_WARN("Trainer: this run is over (", to_string(reason), " after ", progress_.epoch, " epochs and ",
+                 progress_.step, " steps), fit() does nothing. Raise the limits, or call restart() for a new run.");
+    detail::and_always(
+        [&] {
+          if constexpr (iterable)
+            if (reason == StopReason::none) reason = train(batches, validate, options);
+        },
+        [&] { this->leave_best(); });
+    read_loss();
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - started;
+    return {progress_, reason, this->best_metric(), seconds.count()};
+  }
+
+  StopReason train(auto& batches, auto& validate, const FitOptions& options) {
+    if (!begun_) this->begin();
+    StopReason reason = StopReason::none;
+    while (reason == StopReason::none) reason = epoch(batches, validate, options);
+    if (reason != StopReason::preempted) flush();  // the end of training never drops a window
+    if (reason == StopReason::finished && progress_.metric_step != progress_.step && !validated(validate))
+      reason = StopReason::preempted;
+    if (moved_) this->save_now();
+    checkpointing().wait();
+    return reason;
+  }
+
+  StopReason epoch(auto& batches, auto& validate, const FitOptions& options) {
+    detail::train_mode(model_);
+    StopReason reason = micro_batches(batches, validate, options);
+    if (reason != StopReason::none) return reason;
+    const bool last = progress_.epoch + 1 == options.epochs;
+    if ((last || !carries()) && !after_window(flush(), validate, options)) return StopReason::preempted;
+    if (options.validate_every_steps == 0 && !validated(validate)) return StopReason::preempted;
+    ++progress_.epoch;
+    progress_.micro_batch = 0;
+    moved_ = true;
+    read_loss();
+    each_policy([&](auto& policy) { detail::call_on_epoch(policy, std::as_const(progress_), readings()); });
+    save_if_due();  // last, so that patience, scale and rate are in the file
+    return stop_reason(options);
+  }
+
+  // What the running epoch has left.
+  StopReason micro_batches(auto& batches, auto& validate, const FitOptions& options) {
+    auto&& [range, consumed] = detail::rest_of_epoch(batches, progress_);
+    phase(Phase::data);
+    for (auto at = range.begin(); at != range.end(); ++at, phase(Phase::data)) {
+      if (consumed > 0 && consumed-- > 0) continue;
+      if (!after_window(step(*at), validate, options)) return StopReason::preempted;
+      if (const StopReason reason = stop_reason(options); reason != StopReason::none) return reason;
+    }
+    if (progress_.micro_batch == 0)
+      throw std::invalid_argument("Trainer: epoch " + std::to_string(progress_.epoch) + " has no batches. Pass a range "
+                                  "that can be iterated once per epoch.");
+    return StopReason::none;
+  }
+
+  // Validates and saves, if a window was finished and they are due. False: interrupted during the validation.
+  bool after_window(StepResult result, auto& validate, const FitOptions& options) {
+    if (result == StepResult::accumulated) return true;
+    const bool due = result == StepResult::applied && options.validate_every_steps > 0 &&
+                     progress_.step % options.validate_every_steps == 0;
+    if (due && !validated(validate)) return false;
+    save_if_due();
+    return true;
+  }
+
+  bool carries() {
+    if constexpr (requires { accumulation().at_epoch_end(); }) return accumulation().at_epoch_end() == AtEpochEnd::carry;
+    else return false;
+  }
+};
+
+}  // namespace frugal::inline v0
