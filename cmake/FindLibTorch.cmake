@@ -14,6 +14,8 @@
 #                        is used: without them a CUDA device silently does not exist
 #   LibTorch::c10        headers of c10 and ATen, and libc10 alone: for code that needs no tensor
 #   LibTorch_ROOT_DIR, LibTorch_VERSION, LibTorch_CUDA_VERSION (empty: a CPU build)
+#
+# `cmake -P FindLibTorch.cmake` only says what would be found from the current folder: a line `root|version|cuda`.
 
 if(NOT DEFINED LibTorch_FIND_VERSION)
   set(LibTorch_FIND_VERSION 2.11)
@@ -160,12 +162,14 @@ macro(_libtorch_from_torch_config)
   endif()
 endmacro()
 
-if(TARGET LibTorch::LibTorch)
-  set(LibTorch_FOUND TRUE)
-  return()
+if(NOT CMAKE_SCRIPT_MODE_FILE)
+  if(TARGET LibTorch::LibTorch)
+    set(LibTorch_FOUND TRUE)
+    return()
+  endif()
+  find_package(Threads REQUIRED)
 endif()
 
-find_package(Threads REQUIRED)
 set(_libtorch_rejected)
 set(LibTorch_ROOT_DIR)
 _libtorch_places(_libtorch_candidates _libtorch_explicit)
@@ -189,7 +193,9 @@ foreach(_libtorch_entry IN LISTS _libtorch_candidates)
   set(LibTorch_ROOT_DIR)
 endforeach()
 
-if(LibTorch_ROOT_DIR)
+if(CMAKE_SCRIPT_MODE_FILE)
+  set(LibTorch_FIND_REQUIRED TRUE)
+elseif(LibTorch_ROOT_DIR)
   _libtorch_targets("${LibTorch_INCLUDE_DIR}" "${LibTorch_LIBRARY_DIR}")
 elseif(NOT _libtorch_explicit)
   _libtorch_from_torch_config()
@@ -205,8 +211,8 @@ if(LibTorch_ROOT_DIR AND EXISTS "${LibTorch_LIBRARY_DIR}/libtorch_cuda.so")
 endif()
 
 # An environment may differ at the next configure (a build tool runs it too): what was found stays, as find_library's
-# results do. An explicit root is never overruled by it.
-if(LibTorch_ROOT_DIR AND NOT _libtorch_explicit)
+# results do. A root or a prefix path that is given still comes first.
+if(LibTorch_ROOT_DIR AND NOT CMAKE_SCRIPT_MODE_FILE)
   set(_libtorch_remembered "${LibTorch_ROOT_DIR}" CACHE INTERNAL "LibTorch found by the last configure")
 endif()
 
@@ -215,6 +221,7 @@ if(_libtorch_rejected)
   list(JOIN _libtorch_rejected "\n" _libtorch_tried)
   set(_libtorch_tried "Looked at, and not usable:\n${_libtorch_tried}\n")
 endif()
+set(CMAKE_FIND_PACKAGE_NAME LibTorch)
 include(FindPackageHandleStandardArgs)
 find_package_handle_standard_args(
   LibTorch
@@ -222,3 +229,7 @@ find_package_handle_standard_args(
   VERSION_VAR LibTorch_VERSION
   REASON_FAILURE_MESSAGE
     "no usable LibTorch (${LibTorch_FIND_VERSION} or newer) was found.\n${_libtorch_tried}Any one of these provides it:\n  -DFRUGAL_TORCH_ROOT=/path/to/libtorch   an unpacked libtorch, or .../site-packages/torch (or TORCH_ROOT, here or in the environment)\n  -DCMAKE_PREFIX_PATH=/path/to/libtorch   the same, the usual way of CMake\n  python3 -m pip install torch            in the Python environment that is active when CMake runs\n  bash cmake/dev.sh setup                 makes .venv with LibTorch in it, in a checkout of frugal\n")
+
+if(CMAKE_SCRIPT_MODE_FILE)
+  message("${LibTorch_ROOT_DIR}|${LibTorch_VERSION}|${LibTorch_CUDA_VERSION}")
+endif()
