@@ -185,7 +185,7 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
     if (options.validate_every_steps == 0 && !validated(validate)) return StopReason::preempted;
     ++progress_.epoch;
     progress_.micro_batch = 0;
-    moved_ = true;
+    this->moved();
     read_loss();
     each_policy([&](auto& policy) { detail::call_on_epoch(policy, std::as_const(progress_), readings()); });
     save_if_due();  // last, so that patience, scale and rate are in the file

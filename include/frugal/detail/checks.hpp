@@ -82,7 +82,7 @@ class Checks : protected Parts<Model, Optimizer, Loss, Policies...> {
   void observe(const Metrics& metrics) {
     progress_.metric = metrics.watched();
     progress_.metric_step = progress_.step;
-    moved_ = true;
+    this->moved();
     if constexpr (Base::keeps_metrics) this->metrics_ = metrics;
     if constexpr (requires { schedule().observe(progress_.metric); }) {
       schedule().observe(progress_.metric);

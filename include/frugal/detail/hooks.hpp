@@ -9,20 +9,21 @@
 // How observers are called, and how a hook that would silently never be called is found at compile time.
 namespace frugal::inline v0::detail {
 
-void call_on_gradients(auto& policy, auto& model, const Readings& now) {
-  if constexpr (requires { policy.on_gradients(model, now); }) policy.on_gradients(model, now);
+// `now()` makes the Readings, for hooks that take them: the others do not pay for them.
+void call_on_gradients(auto& policy, auto& model, auto&& now) {
+  if constexpr (requires(const Readings& some) { policy.on_gradients(model, some); }) policy.on_gradients(model, now());
   else if constexpr (requires { policy.on_gradients(model); }) policy.on_gradients(model);
 }
-void call_on_step(auto& policy, const Progress& at, const Readings& now) {
-  if constexpr (requires { policy.on_step(at, now); }) policy.on_step(at, now);
+void call_on_step(auto& policy, const Progress& at, auto&& now) {
+  if constexpr (requires(const Readings& some) { policy.on_step(at, some); }) policy.on_step(at, now());
   else if constexpr (requires { policy.on_step(at); }) policy.on_step(at);
 }
-void call_on_skip(auto& policy, const Progress& at, const Readings& now) {
-  if constexpr (requires { policy.on_skip(at, now); }) policy.on_skip(at, now);
+void call_on_skip(auto& policy, const Progress& at, auto&& now) {
+  if constexpr (requires(const Readings& some) { policy.on_skip(at, some); }) policy.on_skip(at, now());
   else if constexpr (requires { policy.on_skip(at); }) policy.on_skip(at);
 }
-void call_on_epoch(auto& policy, const Progress& at, const Readings& now) {
-  if constexpr (requires { policy.on_epoch(at, now); }) policy.on_epoch(at, now);
+void call_on_epoch(auto& policy, const Progress& at, auto&& now) {
+  if constexpr (requires(const Readings& some) { policy.on_epoch(at, some); }) policy.on_epoch(at, now());
   else if constexpr (requires { policy.on_epoch(at); }) policy.on_epoch(at);
 }
 

@@ -6,6 +6,7 @@
 
 #include <concepts>
 #include <limits>
+#include <optional>
 #include <ranges>
 #include <type_traits>
 #include <utility>
@@ -45,18 +46,22 @@ template <class Loss>
 class LastLoss {
  public:
   void add(const auto& loss, double weight) {
-    if (weight > 0) last_ = detached<Loss>(loss), known_ = true;
+    if (weight != 0) last_ = detached<Loss>(loss), unread_ = true;
   }
   static void close() {}
-  double read() const { return known_ ? read_number(last_) : std::numeric_limits<double>::quiet_NaN(); }
-  void reset() { known_ = false; }
+  // The mean loss of the last closed window, if nobody took it yet: one device sync.
+  std::optional<double> take() {
+    if (!std::exchange(unread_, false)) return std::nullopt;
+    return read_number(last_);
+  }
+  void reset() { unread_ = false; }
 
   static void save(auto&) {}
   static void load(auto&) {}
 
  private:
   Loss last_{};
-  bool known_ = false;
+  bool unread_ = false;
 };
 
 // Windows of several: the weighted mean of the last closed one. Losses are summed where they are, so that a window is one
@@ -65,18 +70,19 @@ template <class Loss>
 class WindowLoss {
  public:
   void add(const auto& loss, double weight) {
-    if (weight > 0) open_.losses.emplace_back(detached<Loss>(loss), weight);
+    if (weight != 0) open_.losses.emplace_back(detached<Loss>(loss), weight);
   }
   void close() {
     std::swap(open_, closed_);
-    open_ = {.losses = std::move(open_.losses)};
-    open_.losses.clear();  // keeps its capacity: no allocation in a steady loop
+    open_.clear();
   }
-  double read() const {
+  // The mean loss of the last closed window, if nobody took it yet: one device sync.
+  std::optional<double> take() {
     const auto [sum, weight] = closed_.total();
-    return weight > 0 ? sum / weight : std::numeric_limits<double>::quiet_NaN();
+    closed_.clear();
+    return weight > 0 ? std::optional(sum / weight) : std::nullopt;
   }
-  void reset() { close(), close(); }
+  void reset() { open_.clear(), closed_.clear(); }
 
   void save(auto& out) const {
     const auto [sum, weight] = open_.total();
@@ -94,6 +100,10 @@ class WindowLoss {
     std::vector<std::pair<Loss, double>> losses = {};
     double sum = 0, weight = 0;  // of what came out of a checkpoint
 
+    void clear() {
+      losses.clear();  // keeps its capacity: no allocation in a steady loop
+      sum = weight = 0;
+    }
     std::pair<double, double> total() const {
       if (losses.empty()) return {sum, weight};
       double all = weight;

@@ -50,16 +50,18 @@ class Parts {
       if constexpr (requires { policy.on_phase(next); }) policy.on_phase(next);
     });
   }
-  // Collected when somebody looks, not before.
-  Readings readings() {
-    return Readings([this](Readings& out) {
-      each_policy([&](auto& policy) {
-        if constexpr (requires { policy.readings(out); }) policy.readings(out);
+  // What makes the Readings of this moment. They are collected when somebody looks, not before.
+  auto readings() {
+    return [this] {
+      return Readings([this](Readings& out) {
+        each_policy([&](auto& policy) {
+          if constexpr (requires { policy.readings(out); }) policy.readings(out);
+        });
+        if constexpr (keeps_metrics)
+          if (metrics_)
+            for (const auto& [name, value] : *metrics_) out.write(name, value);
       });
-      if constexpr (keeps_metrics)
-        if (metrics_)
-          for (const auto& [name, value] : *metrics_) out.write(name, value);
-    });
+    };
   }
 
   // Before the first step since the run began or was continued: the weights that were being trained, no gradient from
@@ -109,7 +111,11 @@ class Parts {
     ++progress_.micro_batch;
     if constexpr (can_count<Batch>()) progress_.samples += samples_in(batch);
     loss_log_.add(loss, weight);
-    moved_ = true;
+    moved();
+  }
+  // There is something that is not saved.
+  void moved() {
+    if constexpr (!absent<Role::checkpointing>) moved_ = true;
   }
 
   // An optimizer with a closure (LBFGS) evaluates the batch as often as it likes. The first evaluation happens outside, so
@@ -134,7 +140,6 @@ class Parts {
   // Books what an update did and tells the observers; everything here but on_skip happens to applied steps only.
   StepResult closed(StepResult result) {
     loss_log_.close();
-    loss_read_ = false;
     if (result == StepResult::skipped) {
       ++progress_.skipped;
       each_policy([&](auto& policy) { call_on_skip(policy, std::as_const(progress_), readings()); });
@@ -157,8 +162,7 @@ class Parts {
 
   // One device sync per window at most, and only when somebody asks.
   void read_loss() const {
-    if (std::exchange(loss_read_, true)) return;
-    progress_.loss = loss_log_.read();
+    if (const auto loss = loss_log_.take()) progress_.loss = *loss;
   }
 
   // What the loop itself has to remember: a checkpoint's section "trainer".
@@ -198,7 +202,6 @@ class Parts {
   [[no_unique_address]] std::tuple<Policies...> policies_;
   mutable Progress progress_;
   mutable LossLog loss_log_;
-  mutable bool loss_read_ = true;
   bool begun_ = false;
   bool moved_ = false;         // since the last save
   bool left_average_ = false;  // the model holds the averages, the averager the weights that were being trained
