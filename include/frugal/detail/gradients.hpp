@@ -1,0 +1,77 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/view_as_real.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+namespace frugal::inline v0::detail {
+
+// The groups of an optimizer, each with params().
+decltype(auto) groups_of(auto& optimizer) {
+  static_assert(requires { optimizer.param_groups(); },
+                "frugal: this optimizer does not show its parameters. Give it param_groups(), a range of groups that have "
+                "params().");
+  return optimizer.param_groups();
+}
+
+// The gradients of an optimizer as lists for foreach kernels, which want one device and one dtype per call. The lists are
+// kept between steps, so a steady step allocates nothing; the tensors in them are not, so zero_grad frees its memory.
+class Gradients {
+ public:
+  // Calls use(list) for every (device, dtype), with gradient recording off. In the lists: the values of a sparse gradient
+  // (coalesced: a sum of duplicates may overflow although no part does), the real view of a complex one; no empty ones.
+  void each_kind(auto& optimizer, auto&& use) {
+    const c10::NoGradGuard off;
+    const Emptied emptied{kinds_};
+    for (auto& group : groups_of(optimizer))
+      for (auto& parameter : group.params()) add(parameter);
+    for (auto& kind : kinds_)
+      if (!kind.empty()) use(kind);
+  }
+
+ private:
+  struct Emptied {
+    std::vector<std::vector<at::Tensor>>& kinds;
+    ~Emptied() {
+      for (auto& kind : kinds) kind.clear();
+    }
+  };
+
+  void add(const at::Tensor& parameter) {
+    at::Tensor gradient = parameter.grad();
+    if (!gradient.defined()) return;
+    if (gradient.layout() == at::kSparse) {
+      if (!gradient.is_coalesced()) parameter.mutable_grad() = gradient = gradient.coalesce();
+      gradient = gradient._values();
+    }
+    TORCH_CHECK(gradient.layout() == at::kStrided, "frugal: a gradient has layout ", gradient.layout(),
+                ". Gradients must be strided or sparse (COO).");
+    if (gradient.numel() == 0) return;
+    if (gradient.is_complex()) gradient = at::view_as_real(gradient);
+    list_for(gradient).push_back(std::move(gradient));
+  }
+
+  // Gradients of one kind come in runs, so the last list is nearly always the right one.
+  std::vector<at::Tensor>& list_for(const at::Tensor& gradient) {
+    const auto fits = [&](const std::vector<at::Tensor>& list) {
+      return !list.empty() && list[0].scalar_type() == gradient.scalar_type() && list[0].device() == gradient.device();
+    };
+    if (last_ < kinds_.size() && fits(kinds_[last_])) return kinds_[last_];
+    auto found = std::ranges::find_if(kinds_, fits);
+    if (found == kinds_.end()) found = std::ranges::find_if(kinds_, [](const auto& list) { return list.empty(); });
+    if (found == kinds_.end()) found = kinds_.emplace(found);
+    last_ = static_cast<std::size_t>(found - kinds_.begin());
+    return *found;
+  }
+
+  std::vector<std::vector<at::Tensor>> kinds_;
+  std::size_t last_ = 0;
+};
+
+}  // namespace frugal::inline v0::detail
