@@ -70,7 +70,8 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
 
   /// Steps on the unfinished window, exactly weighted. accumulated: there was none.
   StepResult flush() {
-    if (accumulation().pending()) return update_weights();
+    if constexpr (!Composed::needs_closure)
+      if (accumulation().pending()) return update_weights();
     accumulation().finish();  // micro-batches without a sample or token: a window, but no gradient
     return StepResult::accumulated;
   }
@@ -125,8 +126,9 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
   /// The policy of that type.
   template <class Type>
   Type& get() {
-    static_assert((std::same_as<Type, Policies> || ...), "Trainer: get<Policy>() asks for a policy that was not passed.");
-    return std::get<Type>(this->policies_);
+    constexpr bool passed = (std::same_as<Type, Policies> || ...);
+    static_assert(passed, "Trainer: get<Policy>() asks for a policy that was not passed.");
+    if constexpr (passed) return std::get<Type>(this->policies_);
   }
   /// Where the run stands. Reads the last window's loss: at most one device sync per window, here and not before.
   const Progress& progress() const {

@@ -68,13 +68,13 @@ class Checks : protected Parts<Model, Optimizer, Loss, Policies...> {
     static_assert(callable, "Trainer: validate does not fit. Write `validate()`, or `validate(interruption)` with the "
                             "type of the interruption policy that was passed.");
     if constexpr (callable) {
-      decltype(auto) value = [&]() -> decltype(auto) {
+      const auto call = [&]() -> decltype(auto) {
         if constexpr (takes_interruption<Validate>) return validate(interruption());
         else return validate();
-      }();
-      constexpr bool fits = Metric<decltype(value)>;
+      };
+      constexpr bool fits = Metric<decltype(call())>;
       static_assert(fits, "Trainer: validate returns no metric. Return a number, a 0-dim tensor or Metrics.");
-      if constexpr (fits) return metrics_of(std::forward<decltype(value)>(value));
+      if constexpr (fits) return metrics_of(call());
     }
     return Metrics(0.0);
   }

@@ -4,6 +4,7 @@
 #include <frugal/detail/slots.hpp>
 #include <frugal/policy.hpp>
 
+#include <concepts>
 #include <cstddef>
 #include <tuple>
 
@@ -13,10 +14,18 @@ template <Role R, class... Policies>
 using In = std::tuple_element_t<find<R, Policies...>, std::tuple<Policies..., Nothing>>;
 
 template <class Precision>
-constexpr bool can_skip = [] {
-  if constexpr (requires { { Precision::can_skip } -> std::convertible_to<bool>; }) return bool{Precision::can_skip};
-  else return false;
-}();
+constexpr bool can_skip = false;
+template <class Precision>
+  requires requires { requires bool{Precision::can_skip}; }
+constexpr bool can_skip<Precision> = true;
+
+// The verbs of an accumulation policy that do not depend on the loss; Trainer::step asks for the other one.
+template <class Type>
+concept Windowed = requires(Type& policy, const Type& fixed) {
+  { fixed.factor() } -> std::convertible_to<double>;
+  { fixed.pending() } -> std::same_as<bool>;
+  policy.finish();
+};
 
 // What a Trainer can be made of, checked once, one sentence a mistake. A policy that fails its check is replaced by the
 // stand-in of its role (`fits`), so that the sentence is the only error.
@@ -36,6 +45,7 @@ struct Composition {
   static constexpr bool fits = [] {
     if constexpr (absent<R>) return true;
     else if constexpr (R == Role::precision) return needs_closure || PrecisionPolicy<In<R>, Optimizer>;
+    else if constexpr (R == Role::accumulation) return Windowed<In<R>>;
     else if constexpr (R == Role::clipping) return needs_closure || ClippingPolicy<In<R>, Optimizer>;
     else if constexpr (R == Role::update) return needs_closure || UpdatePolicy<In<R>, Optimizer>;
     else if constexpr (R == Role::schedule) return SchedulePolicy<In<R>, Optimizer>;
@@ -82,6 +92,9 @@ struct Composition {
   static_assert(fits<Role::precision>,
                 "Trainer: the precision policy lacks a verb. Write `autocast()`, `scale(loss)`, `void "
                 "unscale(optimizer, double factor)` and `bool step(optimizer)`.");
+  static_assert(fits<Role::accumulation>,
+                "Trainer: the accumulation policy lacks a verb. Write `bool backward(loss, double weight)`, `double "
+                "factor() const`, `bool pending() const` and `void finish()`.");
   static_assert(fits<Role::clipping>, "Trainer: the clipping policy lacks its verb. Write `void clip(optimizer)`.");
   static_assert(fits<Role::update>, "Trainer: the update policy lacks its verb. Write `void step(optimizer)`.");
   static_assert(fits<Role::schedule>,

@@ -63,10 +63,10 @@ bool wants(const auto& policy, const Progress& at) {
   else return true;
 }
 template <class Type>
-constexpr bool reads_loss = [] {
-  if constexpr (requires { { Type::reads_loss } -> std::convertible_to<bool>; }) return bool{Type::reads_loss};
-  else return false;
-}();
+constexpr bool reads_loss = false;
+template <class Type>
+  requires requires { requires bool{Type::reads_loss}; }
+constexpr bool reads_loss<Type> = true;
 
 // Whether a class has a member of that name, of whatever shape: beside another member of the same name in a second base
 // class the name is ambiguous. `&Type::name` alone would miss overloads and templates.

@@ -1,0 +1,7 @@
+// expect: backward: only precision, accumulation, clipping and update policies act here.
+#include "parts.hpp"
+
+int main() {
+  frugal::EarlyStopper stopper;
+  (void)frugal::backward(Loss{}, 1, stopper);
+}

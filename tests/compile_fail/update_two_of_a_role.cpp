@@ -1,0 +1,7 @@
+// expect: update: two policies of one role.
+#include "parts.hpp"
+
+int main() {
+  Clip first, second;
+  frugal::update(optimizer, first, second);
+}
