@@ -8,7 +8,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 readonly torch_version=${FRUGAL_TORCH_VERSION:-2.13.0}
 readonly cuda_torch_version=${FRUGAL_CUDA_TORCH_VERSION:-2.14.1}
-readonly clang_format_version=19.1.7
+readonly clang_format_version=23.1.5
 readonly logs=build/logs
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 
