@@ -216,7 +216,8 @@ template <class Type, class Model>
 concept AveragingPolicy = Policy<Type> && requires(Type& policy, const Type& fixed, Model& model) {
   policy.update(model);
   policy.swap(model);
-  { fixed.averaging() } -> std::same_as<bool>;
+  { fixed.averaging() } -> std::same_as<bool>;  // there is an average
+  { fixed.swapped() } -> std::same_as<bool>;    // the model holds it, the policy the weights that are trained
 };
 
 template <class Type>

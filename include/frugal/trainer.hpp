@@ -119,7 +119,7 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
     progress_ = {};
     loss_log_.reset();
     best_.forget();
-    begun_ = moved_ = this->left_average_ = false;
+    begun_ = moved_ = false;
     if constexpr (Base::keeps_metrics) this->metrics_.reset();
   }
 

@@ -53,6 +53,7 @@ struct Average {
   void update(auto&) {}
   void swap(auto&) {}
   bool averaging() const { return false; }
+  bool swapped() const { return false; }
 };
 struct Checkpoints {
   static constexpr frugal::Role role = frugal::Role::checkpointing;

@@ -32,7 +32,7 @@ class Checks : protected Parts<Model, Optimizer, Loss, Policies...> {
     else return std::invocable<Validate&, typename Composed::template In<Role::interruption>&>;
   }();
 
-  using Base::averaging, Base::best_, Base::checkpointing, Base::each_policy, Base::interruption, Base::left_average_,
+  using Base::averaging, Base::best_, Base::checkpointing, Base::each_policy, Base::interruption,
       Base::model_, Base::moved_, Base::optimizer_, Base::phase, Base::progress_, Base::schedule, Base::stopping;
   using Base::Base;
 
@@ -115,9 +115,8 @@ class Checks : protected Parts<Model, Optimizer, Loss, Policies...> {
   }
   // What a run leaves in the model: the best weights, else the averaged ones, else the last ones.
   void leave_best() {
-    if (restored_best() || left_average_ || !averaging().averaging()) return;
+    if (restored_best() || averaging().swapped() || !averaging().averaging()) return;
     averaging().swap(model_);
-    left_average_ = true;
     this->begun_ = false;  // a next step continues on the weights that were being trained
   }
 

@@ -100,8 +100,8 @@ struct Composition {
   static_assert(fits<Role::schedule>,
                 "Trainer: the schedule lacks its verb. Write `void apply(optimizer, std::int64_t step)`.");
   static_assert(fits<Role::averaging>,
-                "Trainer: the averaging policy lacks a verb. Write `void update(model)`, `void swap(model)` and `bool "
-                "averaging() const`.");
+                "Trainer: the averaging policy lacks a verb. Write `void update(model)`, `void swap(model)`, `bool "
+                "averaging() const` and `bool swapped() const`.");
   static_assert(fits<Role::stopping>,
                 "Trainer: the stopping policy lacks a verb. Write `Verdict observe(double metric)` and `StopReason "
                 "reason() const`.");

@@ -68,7 +68,7 @@ class Parts {
   // outside of the window, the rates of the step that is due.
   void begin() {
     begun_ = true;
-    if (std::exchange(left_average_, false)) averaging().swap(model_);
+    if (averaging().swapped()) averaging().swap(model_);
     if (!accumulation().pending()) optimizer_.zero_grad();
     schedule().apply(optimizer_, progress_.step);
   }
@@ -203,8 +203,7 @@ class Parts {
   mutable Progress progress_;
   mutable LossLog loss_log_;
   bool begun_ = false;
-  bool moved_ = false;         // since the last save
-  bool left_average_ = false;  // the model holds the averages, the averager the weights that were being trained
+  bool moved_ = false;  // since the last save
   [[no_unique_address]] std::conditional_t<keeps_weights, BestWeights<Kept>, NoBestWeights> best_;
   [[no_unique_address]] std::conditional_t<keeps_metrics, std::optional<Metrics>, Nothing> metrics_;
 };

@@ -92,6 +92,7 @@ struct NoAverage {
   static void update(auto&) {}
   static void swap(auto&) {}
   static constexpr bool averaging() { return false; }
+  static constexpr bool swapped() { return false; }
 };
 
 struct NeverStop {
