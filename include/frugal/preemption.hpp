@@ -1,0 +1,49 @@
+#pragma once
+
+#include <frugal/detail/signal_owners.hpp>
+#include <frugal/policy.hpp>
+
+#include <atomic>
+#include <csignal>
+#include <memory>
+#include <utility>
+#include <vector>
+
+namespace frugal::inline v0 {
+
+struct PreemptionOptions {
+  std::vector<int> signals = {SIGTERM, SIGINT};  ///< none switches it off; on SLURM add SIGUSR1 (`--signal=USR1@120`)
+};
+
+/// Asks to stop when a signal arrives: a spot reclaim, `scancel`, Ctrl-C. The Trainer looks after every micro-batch and
+/// every validation, saves, and returns StopReason::preempted, whose exit code 75 means "requeue me".
+///
+///     Preemption preemption;
+///     for (auto& batch : batches) { train(batch); if (preemption.requested()) { save(); return 75; } }
+///
+/// The handler only sets a flag. A second signal ends the process at once, as if nobody handled it. Signal handlers belong
+/// to the process: they are installed by the first Preemption that names a signal and the previous one comes back with the
+/// last, in whatever order they go. A handler that somebody installs in between is left alone.
+class Preemption {
+ public:
+  static constexpr Role role = Role::interruption;
+
+  /// Installs the handlers. Throws std::invalid_argument, and installs none, on a signal that cannot be handled.
+  explicit Preemption(PreemptionOptions options = {})
+      : owned_(std::move(options.signals)), asked_(std::make_unique<std::atomic<bool>>(false)) {}
+
+  /// True from the first signal, or request(), on. An atomic read or two; safe from any thread.
+  bool requested() const { return asked_->load(std::memory_order_relaxed) || owned_.arrived(); }
+
+  /// Asks to stop without a signal, from any thread: for a reclaim notice that you poll.
+  void request() { asked_->store(true, std::memory_order_relaxed); }
+
+  /// Forgets a request.
+  void reset() { asked_->store(false), owned_.forget(); }
+
+ private:
+  detail::OwnedSignals owned_;
+  std::unique_ptr<std::atomic<bool>> asked_;  // on the heap: a Trainer moves its policies while others may hold this
+};
+
+}  // namespace frugal::inline v0
