@@ -140,7 +140,7 @@ TEST_CASE("an unfinished window survives its state") {
   CHECK(window.stepped(continued) == Approx((1 * 4 + 2 * 6 + 3 * 10) / 20.0));
 }
 
-TEST_CASE("an unfinished window of another length is refused") {
+TEST_CASE("an unfinished window of another length is not continued, but may be started again") {
   Window window;
   GradAccumulator accumulator(3), longer(4);
   fakes::Archive between, inside;
@@ -148,5 +148,8 @@ TEST_CASE("an unfinished window of another length is refused") {
   longer.load(between);  // no window is open: another length is a new choice
   (void)window.add(accumulator, 1, 4);
   accumulator.save(inside);
-  CHECK_THROWS_WITH(longer.load(inside), ContainsSubstring("inside a window of 3"));
+  longer.load(inside);
+  CHECK_THROWS_WITH(window.add(longer, 1, 4), ContainsSubstring("inside a window of 3"));
+  longer.finish();
+  CHECK(!window.add(longer, 1, 4));
 }

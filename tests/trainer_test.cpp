@@ -3,6 +3,7 @@
 
 #include <frugal/early_stopper.hpp>
 #include <frugal/grad_accumulator.hpp>
+#include <frugal/preemption.hpp>
 #include <frugal/trainer.hpp>
 
 #include <cmath>

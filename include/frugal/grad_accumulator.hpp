@@ -59,7 +59,7 @@ class GradAccumulator {
   bool pending() const { return weight_ > 0; }
 
   /// The window has been consumed, by a step or a skip. update() calls it; call it yourself after your own step.
-  void finish() { seen_ = 0, weight_ = reference_ = 0, even_ = true; }
+  void finish() { seen_ = foreign_ = 0, weight_ = reference_ = 0, even_ = true; }
 
   /// As constructed: forgets the window.
   void reset() { finish(); }
@@ -74,19 +74,16 @@ class GradAccumulator {
     out.write("reference", reference_);
     out.write("even", std::int64_t{even_});
   }
-  /// Throws std::invalid_argument on a state that lies inside a window of another length.
+  /// A state that lies inside a window of another length cannot be continued: the next backward() throws, unless the
+  /// gradients are zeroed and finish() is called. The window then starts again at its first sample, as in Trainer.
   void load(auto& in) {
-    std::int64_t steps = 0, seen = 0, even = 1;
+    std::int64_t steps = 0, even = 1;
     in.read("steps", steps);
-    in.read("seen", seen);
-    if (seen > 0 && steps != options_.steps)
-      throw std::invalid_argument("GradAccumulator: the state lies inside a window of " + std::to_string(steps) +
-                                  " micro-batches, this one has " + std::to_string(options_.steps) +
-                                  ". Use the same steps until the window ends.");
+    in.read("seen", seen_);
+    foreign_ = seen_ > 0 && steps != options_.steps ? steps : 0;
     in.read("weight", weight_);
     in.read("reference", reference_);
     in.read("even", even);
-    seen_ = seen;
     even_ = even != 0;
   }
 
@@ -95,6 +92,10 @@ class GradAccumulator {
     if (!(weight >= 0) || !std::isfinite(weight))
       throw std::invalid_argument("GradAccumulator: the weight is " + std::to_string(weight) +
                                   ". Pass the number of samples or tokens behind the loss.");
+    if (foreign_ != 0)
+      throw std::invalid_argument("GradAccumulator: the state lies inside a window of " + std::to_string(foreign_) +
+                                  " micro-batches, this one has " + std::to_string(options_.steps) +
+                                  ". Use the same steps, or zero the gradients, call finish() and start the window again.");
     if (seen_ == options_.steps)
       throw std::invalid_argument("GradAccumulator: the window is full and nobody consumed it. Call update(), or step "
                                   "and then finish(), whenever backward() returns true.");
@@ -124,6 +125,7 @@ class GradAccumulator {
   double weight_ = 0;      // their weights
   double reference_ = 0;   // the first weight above 0
   bool even_ = true;       // all of the same weight
+  std::int64_t foreign_ = 0;  // the length of the window that was loaded, if it is not ours
 };
 
 }  // namespace frugal::inline v0

@@ -12,6 +12,7 @@
 #include <chrono>
 #include <concepts>
 #include <cstdint>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -108,6 +109,25 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
   /// Brings the best weights back, as fit() does at its end. False: there are none.
   bool restore_best() { return this->restored_best(); }
 
+  /// Continues from the newest valid checkpoint: model, optimizer, every policy with state, random numbers, position in the
+  /// data. False: there is none (or checkpoints are switched off) and nothing was changed. Throws when the checkpoint is of
+  /// another model or run, before anything was changed.
+  bool resume() {
+    static_assert(!Base::template absent<Role::checkpointing>,
+                  "Trainer: resume() needs checkpoints. Pass a CheckpointManager.");
+    const auto found = this->with_state(
+        [&](auto&... state) -> std::optional<Progress> { return checkpointing().restore(model_, optimizer_, state...); });
+    if (!found) return false;
+    progress_ = *found;
+    begun_ = moved_ = false;
+    return true;
+  }
+  /// Saves now, due or not. Returns when the state is copied; see CheckpointManager.
+  void save() {
+    static_assert(!Base::template absent<Role::checkpointing>, "Trainer: save() needs checkpoints. Pass a CheckpointManager.");
+    this->save_now();
+  }
+
   /// Begins a new run on the weights that the model holds: Progress and policies are as new. The optimizer keeps its state.
   void restart() {
     each_policy([](auto& policy) {
@@ -196,10 +216,10 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
 
   // What the running epoch has left.
   StopReason micro_batches(auto& batches, auto& validate, const FitOptions& options) {
-    auto&& [range, consumed] = detail::rest_of_epoch(batches, progress_);
+    this->enter_epoch(batches);
     phase(Phase::data);
-    for (auto at = range.begin(); at != range.end(); ++at, phase(Phase::data)) {
-      if (consumed > 0 && consumed-- > 0) continue;
+    auto&& [range, consumed] = detail::rest_of_epoch(batches, progress_);
+    for (auto at = this->first_of(range, consumed); at != range.end(); ++at, phase(Phase::data)) {
       if (!after_window(step(*at), validate, options)) return StopReason::preempted;
       if (const StopReason reason = stop_reason(options); reason != StopReason::none) return reason;
     }

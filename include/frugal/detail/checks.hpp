@@ -45,6 +45,7 @@ class Checks : protected Parts<Model, Optimizer, Loss, Policies...> {
       phase(Phase::validation);
       bool counts = true;
       const bool averaged = averaging().averaging();
+      const auto random = takes_interruption<Validate> ? typename Base::Random(Base::Random::now()) : typename Base::Random();
       eval_mode(model_);
       if (averaged) averaging().swap(model_);
       and_always(
@@ -52,6 +53,7 @@ class Checks : protected Parts<Model, Optimizer, Loss, Policies...> {
             const Metrics metrics = measure(validate);
             counts = !(takes_interruption<Validate> && interrupted());
             if (counts) observe(metrics);
+            else random.restore();  // it is repeated after a resume
           },
           [&] {
             if (averaged) averaging().swap(model_);

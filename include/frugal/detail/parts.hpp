@@ -4,11 +4,13 @@
 #include <frugal/detail/best_weights.hpp>
 #include <frugal/detail/composition.hpp>
 #include <frugal/detail/loss_log.hpp>
+#include <frugal/detail/place.hpp>
 #include <frugal/policy.hpp>
 #include <frugal/update.hpp>
 
 #include <cstdint>
 #include <optional>
+#include <stdexcept>
 #include <string_view>
 #include <tuple>
 #include <type_traits>
@@ -113,6 +115,29 @@ class Parts {
     loss_log_.add(loss, weight);
     moved();
   }
+  // A new epoch, or the rest of one that was interrupted.
+  void enter_epoch(const auto& batches) {
+    if (progress_.micro_batch == 0) return place_.enter(batches);
+    if (!place_.reenter(batches, progress_, accumulation().pending())) return;
+    accumulation().finish();  // the window starts again
+    optimizer_.zero_grad();
+    loss_log_.reset();
+  }
+  // A range that cannot start in the middle is drawn again from where its random numbers began, and the consumed batches
+  // are dropped: exact wherever its order comes from the default generators.
+  auto first_of(auto& range, std::int64_t consumed) {
+    if (consumed == 0) return range.begin();
+    const Random now = Random::now();
+    if constexpr (!absent<Role::checkpointing>) place_.at_epoch_start().restore();
+    for (auto at = range.begin(); at != range.end(); ++at) {
+      static_cast<void>(*at);
+      if (--consumed > 0) continue;
+      now.restore();
+      ++at;
+      return at;
+    }
+    throw std::invalid_argument("Trainer: the batches end before the position of the checkpoint. Pass the same batches.");
+  }
   // There is something that is not saved.
   void moved() {
     if constexpr (!absent<Role::checkpointing>) moved_ = true;
@@ -140,6 +165,7 @@ class Parts {
   // Books what an update did and tells the observers; everything here but on_skip happens to applied steps only.
   StepResult closed(StepResult result) {
     loss_log_.close();
+    place_.close(progress_);
     if (result == StepResult::skipped) {
       ++progress_.skipped;
       each_policy([&](auto& policy) { call_on_skip(policy, std::as_const(progress_), readings()); });
@@ -172,10 +198,12 @@ class Parts {
     void save(auto& out) const {
       parts.loss_log_.save(out);
       parts.best_.save(out);
+      parts.place_.save(out, parts.accumulation().pending());
     }
     void load(auto& in) {
       parts.loss_log_.load(in);
       parts.best_.load(in);
+      parts.place_.load(in);
     }
   };
   // Calls call(memory, policies with state...).
@@ -196,6 +224,8 @@ class Parts {
   // Only a hook that takes Readings can look at the metrics of the last validation.
   static constexpr bool keeps_metrics = (takes_readings<Policies, Model> || ...);
 
+  using Random = typename RandomStateOf<typename Composed::template In<Role::checkpointing>>::type;
+
   Model& model_;
   Optimizer& optimizer_;
   [[no_unique_address]] Loss loss_;
@@ -205,6 +235,7 @@ class Parts {
   bool begun_ = false;
   bool moved_ = false;  // since the last save
   [[no_unique_address]] std::conditional_t<keeps_weights, BestWeights<Kept>, NoBestWeights> best_;
+  [[no_unique_address]] std::conditional_t<absent<Role::checkpointing>, NoPlace, Place<Random>> place_;
   [[no_unique_address]] std::conditional_t<keeps_metrics, std::optional<Metrics>, Nothing> metrics_;
 };
 

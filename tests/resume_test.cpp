@@ -1,0 +1,242 @@
+#include "support/catch.hpp"
+#include "support/fakes.hpp"
+
+#include <frugal/early_stopper.hpp>
+#include <frugal/grad_accumulator.hpp>
+#include <frugal/trainer.hpp>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <random>
+#include <sstream>
+#include <string>
+#include <vector>
+
+using namespace frugal;
+using fakes::Batch;
+
+// Runs that are cut off and continued, without tensors: the loop's own part of an exact resume.
+
+namespace {
+
+std::mt19937 generator;  // the default generator of this small world
+
+struct RandomState {
+  std::string state;
+  static RandomState now() {
+    std::ostringstream out;
+    out << generator;
+    return {out.str()};
+  }
+  void restore() const { std::istringstream(state) >> generator; }
+  void save(auto& out) const { out.write("random", state); }
+  void load(auto& in) { in.read("random", state); }
+};
+
+// What a save found, by section; shared by all attempts.
+struct Disk {
+  std::map<std::string, fakes::Archive> sections;
+  Progress at;
+  double weight, gradient;
+  RandomState random;
+};
+
+struct Checkpoints {
+  static constexpr Role role = Role::checkpointing;
+  using RandomState = ::RandomState;
+  std::shared_ptr<std::optional<Disk>> disk;
+
+  template <class Stateful>
+  static std::string section() {
+    if constexpr (requires { Stateful::state_name; }) return std::string(Stateful::state_name);
+    else return std::to_string(static_cast<int>(Stateful::role));
+  }
+  bool due(const Progress&) const { return false; }
+  template <class... Stateful>
+  void save(const Progress& at, fakes::Model& model, fakes::Optimizer&, Stateful&... stateful) {
+    *disk = Disk{{}, at, model.weight, model.gradient, RandomState::now()};
+    (stateful.save((*disk)->sections[section<Stateful>()]), ...);
+  }
+  template <class... Stateful>
+  std::optional<Progress> restore(fakes::Model& model, fakes::Optimizer&, Stateful&... stateful) {
+    if (!*disk) return std::nullopt;
+    model.weight = (*disk)->weight, model.gradient = (*disk)->gradient;
+    (stateful.load((*disk)->sections.at(section<Stateful>())), ...);
+    (*disk)->random.restore();
+    return (*disk)->at;
+  }
+  void wait() {}
+};
+
+struct Interruption {
+  static constexpr Role role = Role::interruption;
+  const bool* asked;
+  bool requested() const { return *asked; }
+};
+
+// Three effective batches of 12 samples with the means 1, 2, 3, each cut into `parts` micro-batches.
+struct Cut {
+  std::int64_t parts;
+  std::string name = "three batches";
+  std::vector<Batch> epoch(std::int64_t, std::int64_t consumed) const {
+    std::vector<Batch> rest;
+    for (std::int64_t i = consumed; i < size(); ++i) rest.push_back({1.0 + static_cast<double>(i / parts), 12 / parts});
+    return rest;
+  }
+  std::int64_t size() const { return 3 * parts; }
+  std::int64_t steps() const { return parts; }
+  std::string fingerprint() const { return name; }
+};
+
+// A range that draws random numbers when it begins and for every batch, as a DataLoader may.
+struct Drawn {
+  struct Iterator {
+    int left;
+    double offset;
+    Batch operator*() const { return {offset + static_cast<double>(generator() % 1000), 2}; }
+    Iterator& operator++() { return --left, *this; }
+    bool operator!=(const Iterator& other) const { return left != other.left; }
+  };
+  Iterator begin() { return {7, static_cast<double>(generator() % 100)}; }
+  Iterator end() { return {0, 0}; }
+};
+
+struct Outcome {
+  double weight, best;
+  std::int64_t samples, steps, epochs;
+  bool operator==(const Outcome&) const = default;
+};
+
+// Trains 4 epochs, interrupted after every `every` micro-batches (0: never) and continued by new objects each time.
+// `batches(attempt)` gives the data, `window(attempt)` the length of the windows.
+Outcome train(auto batches, auto window, int every) {
+  generator.seed(7);
+  const auto disk = std::make_shared<std::optional<Disk>>();
+  for (int attempt = 0; attempt < 1000; ++attempt) {
+    if (attempt > 0) generator.seed(100u + static_cast<unsigned>(attempt));  // another process
+    fakes::Model model;
+    fakes::Optimizer optimizer{model};
+    int left = every;
+    bool asked = false;
+    auto loss = [&](fakes::Model& net, const Batch& batch) {
+      asked = --left == 0;
+      return fakes::Loss{batch.mean * (1 + static_cast<double>(generator() % 10)), &net};  // "dropout"
+    };
+    auto validate = [&] { return model.weight + static_cast<double>(generator() % 100); };
+    Trainer trainer{model, optimizer, loss, GradAccumulator(window(attempt)), Checkpoints{disk}, Interruption{&asked},
+                    EarlyStopper({.patience = 100})};
+    CHECK(trainer.resume() == (attempt > 0));
+    auto data = batches(attempt);
+    const RunReport report = trainer.fit(data, validate, {.epochs = 4});
+    if (report.reason != StopReason::preempted)
+      return {model.weight, report.best_metric, report.progress.samples, report.progress.step, report.progress.epoch};
+  }
+  throw std::runtime_error("the run never ends");
+}
+
+constexpr auto windows_of(std::int64_t length) {
+  return [length](int) { return length; };
+}
+
+}  // namespace
+
+TEST_CASE("killed at any micro-batch and resumed, a run ends where an uninterrupted one does") {
+  const auto positioned = [](int) { return Cut{4}; };
+  const auto drawn = [](int) { return Drawn{}; };
+  for (const std::int64_t window : {1, 3, 4, 5}) {
+    const Outcome whole = train(positioned, windows_of(window), 0), whole_drawn = train(drawn, windows_of(window), 0);
+    CHECK(whole.epochs == 4);
+    for (const int every : {1, 2, 3, 5, 7, 11, 12, 13}) {
+      CHECK(train(positioned, windows_of(window), every) == whole);
+      CHECK(train(drawn, windows_of(window), every) == whole_drawn);
+    }
+  }
+}
+
+TEST_CASE("with other micro-batches the unfinished window starts again at its first sample") {
+  // Without "dropout" the cut does not matter: every window's mean is the same.
+  const auto sizes = [](int attempt) { return attempt % 2 == 0 ? Cut{4} : Cut{3}; };
+  const auto disk = std::make_shared<std::optional<Disk>>();
+  std::vector<double> stepped;
+  for (int attempt = 0; attempt < 50; ++attempt) {
+    fakes::Model model;
+    fakes::Optimizer optimizer{model};
+    int left = 6;
+    bool asked = false;
+    auto loss = [&](fakes::Model& net, const Batch& batch) {
+      asked = --left == 0;
+      return fakes::mean_loss(net, batch);
+    };
+    const Cut batches = sizes(attempt);
+    Trainer trainer{model, optimizer, loss, GradAccumulator(batches.steps()), Checkpoints{disk}, Interruption{&asked}};
+    trainer.resume();
+    const RunReport report = trainer.fit(batches, {.epochs = 2});
+    stepped.insert(stepped.end(), optimizer.seen.begin(), optimizer.seen.end());
+    if (report.reason == StopReason::preempted) continue;
+    CHECK(report.progress.samples == 72);
+    CHECK(report.progress.step == 6);
+    CHECK(model.weight == -12);
+    break;
+  }
+  CHECK(stepped == std::vector<double>{1, 2, 3, 1, 2, 3});
+}
+
+TEST_CASE("a position in other data, or in a window that cannot go on, is an error") {
+  fakes::Model model;
+  fakes::Optimizer optimizer{model};
+  const auto disk = std::make_shared<std::optional<Disk>>();
+  bool asked = true;
+  Trainer first{model, optimizer, fakes::mean_loss, GradAccumulator(3), Checkpoints{disk}, Interruption{&asked}};
+  asked = false;
+  first.step(Batch{1, 4});
+  first.save();
+
+  auto continued = [&](auto batches, std::int64_t steps) {
+    Trainer trainer{model, optimizer, fakes::mean_loss, GradAccumulator(steps), Checkpoints{disk}};
+    trainer.resume();
+    trainer.fit(batches, {.epochs = 1});
+  };
+  (*disk)->at.epoch = 0;
+  CHECK_THROWS_WITH(continued(std::vector<Batch>(4), 2), ContainsSubstring("inside a window of 3"));
+  Trainer without{model, optimizer, fakes::mean_loss, Checkpoints{disk}};
+  without.resume();
+  CHECK_THROWS_WITH(without.fit(std::vector<Batch>(4)), ContainsSubstring("cannot continue"));
+  std::vector<Batch> none;
+  CHECK_THROWS_WITH(continued(none, 3), ContainsSubstring("end before the position"));
+
+  Trainer positioned{model, optimizer, fakes::mean_loss, GradAccumulator(4), Checkpoints{disk}, Interruption{&asked}};
+  asked = true;
+  positioned.fit(Cut{4}, {.epochs = 1});  // asked before it began: nothing happened
+  asked = false;
+  int left = 2;
+  auto stops = [&](fakes::Model& net, const Batch& batch) { return asked = --left == 0, fakes::mean_loss(net, batch); };
+  Trainer stopping{model, optimizer, stops, GradAccumulator(4), Checkpoints{disk}, Interruption{&asked}};
+  CHECK(stopping.fit(Cut{4}).reason == StopReason::preempted);
+  CHECK_THROWS_WITH(continued(Cut{4, "other batches"}, 4), ContainsSubstring("other batches"));
+}
+
+TEST_CASE("a validation that was cut short is repeated with the same random numbers") {
+  const auto run = [](bool interrupt) {
+    generator.seed(3);
+    const auto disk = std::make_shared<std::optional<Disk>>();
+    std::vector<double> metrics;
+    for (int attempt = 0; attempt < 10; ++attempt) {
+      fakes::Model model;
+      fakes::Optimizer optimizer{model};
+      bool asked = false;
+      auto validate = [&](const Interruption&) {
+        const double drawn = static_cast<double>(generator() % 1000);
+        if (interrupt && attempt == 0) asked = true;
+        else metrics.push_back(drawn);
+        return drawn;
+      };
+      Trainer trainer{model, optimizer, fakes::mean_loss, Checkpoints{disk}, Interruption{&asked}};
+      trainer.resume();
+      if (trainer.fit(Cut{2}, validate, {.epochs = 2}).reason == StopReason::finished) return metrics;
+    }
+    return metrics;
+  };
+  CHECK(run(true) == run(false));
+}
