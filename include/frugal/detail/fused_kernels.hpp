@@ -1,0 +1,127 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/_fused_adagrad.h>
+#include <ATen/ops/_fused_adam.h>
+#include <ATen/ops/_fused_adamw.h>
+#include <ATen/ops/_fused_sgd.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/zeros_like.h>
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+
+#include <array>
+#include <cstdint>
+#include <tuple>
+#include <type_traits>
+#include <vector>
+
+// LibTorch's fused kernels, one description per optimizer class.
+namespace frugal::inline v0::detail {
+
+// The tensors of one kernel call: parameters of one device, one dtype and one step number, with their gradients and their
+// state side by side. Kept between steps; emptied after each, so that zero_grad() frees the gradients.
+struct FusedCall {
+  at::Device device;
+  at::ScalarType dtype;
+  std::int64_t step = 0;
+  std::vector<at::Tensor> parameters = {}, gradients = {};
+  std::array<std::vector<at::Tensor>, 3> state = {};
+  std::vector<at::Tensor> steps = {};  // the kernels want a tensor per parameter and only read it: all are `counter`
+  at::Tensor counter = {};
+
+  void count() {
+    if (!counter.defined()) counter = at::empty({}, at::TensorOptions().device(device).dtype(at::kFloat));
+    counter.fill_(static_cast<double>(step));
+    steps.resize(parameters.size(), counter);
+  }
+  void clear() {
+    parameters.clear();
+    gradients.clear();
+    for (auto& list : state) list.clear();
+  }
+};
+
+// What a description says: the classes of options and state; what the kernel cannot take; whether anything is
+// kept about a parameter; the number of the step that is due, which the kernel must be told; the state tensors that it
+// walks, and their first values; the call itself.
+template <class Optimizer>
+struct FusedKernel {  // Adam and AdamW
+  static constexpr bool decoupled = std::is_same_v<Optimizer, torch::optim::AdamW>;
+  static_assert(decoupled || std::is_same_v<Optimizer, torch::optim::Adam>);
+  using Options = std::conditional_t<decoupled, torch::optim::AdamWOptions, torch::optim::AdamOptions>;
+  using State = std::conditional_t<decoupled, torch::optim::AdamWParamState, torch::optim::AdamParamState>;
+
+  static const char* refusal(const Options&, const at::Tensor&) { return nullptr; }
+  static bool keeps_state(const Options&) { return true; }
+  static std::int64_t due(const Options&, const State* state) { return state ? state->step() + 1 : 1; }
+  static void advance(State& state) { state.step(state.step() + 1); }
+  static void each(const Options& options, auto& state, auto&& visit) {
+    visit(state.exp_avg());
+    visit(state.exp_avg_sq());
+    if (options.amsgrad()) visit(state.max_exp_avg_sq());
+  }
+  static at::Tensor first(const Options&, const at::Tensor& parameter) { return at::zeros_like(parameter); }
+  static void call(const Options& o, FusedCall& c) {
+    c.count();
+    const auto [beta1, beta2] = o.betas();
+    const auto with = [&](auto kernel) {
+      kernel(c.parameters, c.gradients, c.state[0], c.state[1], c.state[2], c.steps, o.lr(), beta1, beta2,
+             o.weight_decay(), o.eps(), o.amsgrad());
+    };
+    if constexpr (decoupled) with([](auto&&... all) { at::_fused_adamw_(all..., /*maximize=*/false); });
+    else with([](auto&&... all) { at::_fused_adam_(all..., /*maximize=*/false); });
+  }
+};
+
+template <>
+struct FusedKernel<torch::optim::SGD> {
+  using Options = torch::optim::SGDOptions;
+  using State = torch::optim::SGDParamState;
+
+  // On a CPU the kernel's vectorised part for bfloat16 and half never writes the parameter (LibTorch 2.13, 2.14).
+  static const char* refusal(const Options& options, const at::Tensor& parameter) {
+    if (options.momentum() < 0) return "its momentum is negative";
+    if (parameter.is_cpu() && parameter.element_size() == 2) return "LibTorch's SGD kernel for 16 bits on a CPU is wrong";
+    return nullptr;
+  }
+  static bool keeps_state(const Options& options) { return options.momentum() != 0; }
+  // There is no counter: 0 means that the momentum is written for the first time, without dampening.
+  static std::int64_t due(const Options& options, const State* state) {
+    return !keeps_state(options) || (state && state->momentum_buffer().defined()) ? 1 : 0;
+  }
+  static void advance(State&) {}
+  static void each(const Options& options, auto& state, auto&& visit) {
+    if (keeps_state(options)) visit(state.momentum_buffer());
+  }
+  static at::Tensor first(const Options&, const at::Tensor& parameter) { return at::zeros_like(parameter); }
+  static void call(const Options& o, FusedCall& c) {
+    at::_fused_sgd_(c.parameters, c.gradients, c.state[0], o.weight_decay(), o.momentum(), o.lr(), o.dampening(),
+                    o.nesterov() && keeps_state(o), /*maximize=*/false, /*is_first_step=*/c.step == 0);
+  }
+};
+
+template <>
+struct FusedKernel<torch::optim::Adagrad> {
+  using Options = torch::optim::AdagradOptions;
+  using State = torch::optim::AdagradParamState;
+
+  static const char* refusal(const Options&, const at::Tensor&) { return nullptr; }
+  static bool keeps_state(const Options&) { return true; }
+  static std::int64_t due(const Options&, const State* state) { return state ? state->step() + 1 : 1; }
+  static void advance(State& state) { state.step(state.step() + 1); }
+  static void each(const Options&, auto& state, auto&& visit) { visit(state.sum()); }
+  static at::Tensor first(const Options& options, const at::Tensor& parameter) {
+    return at::full_like(parameter, options.initial_accumulator_value());
+  }
+  static void call(const Options& o, FusedCall& c) {
+    c.count();
+    at::_fused_adagrad_(c.parameters, c.gradients, c.state[0], c.steps, o.lr(), o.lr_decay(), o.weight_decay(), o.eps(),
+                        /*maximize=*/false);
+  }
+};
+
+}  // namespace frugal::inline v0::detail
