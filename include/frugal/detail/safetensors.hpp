@@ -145,7 +145,7 @@ class DocumentReader {
     if (bytes_ < hash_at + hash_digits) fail("is damaged: it ends inside its header");
     read_bytes(0, std::as_writable_bytes(std::span(&length, 1)));
     if (length > bytes_ - length_bytes) fail("is damaged: it ends inside its header");
-    if (length < hash_at + hash_digits || length > longest_header) fail("is damaged: the length of its header is impossible");
+    if (length_bytes + length < hash_at + hash_digits || length > longest_header) fail("is damaged: the length of its header is impossible");
     data_ = length_bytes + length;
     std::string text(data_, '\0');
     read_bytes(0, std::as_writable_bytes(std::span(text)));
