@@ -2,9 +2,9 @@
 
 #include <frugal/detail/background_writer.hpp>
 #include <frugal/detail/checkpoint_directory.hpp>
+#include <frugal/detail/checkpoint_snapshot.hpp>
 #include <frugal/detail/directory_lock.hpp>
 #include <frugal/detail/safetensors.hpp>
-#include <frugal/detail/snapshot.hpp>
 #include <frugal/detail/state_archive.hpp>
 #include <frugal/detail/storage_local.hpp>
 
@@ -168,7 +168,7 @@ class CheckpointStore {
   std::int64_t seen_ = 0;       // files up to here were offered to restore(), or were accepted
   std::int64_t first_own_ = 0;  // files below are of a run that is to be discarded
   std::set<Path> damaged_;
-  Snapshot snapshot_;
+  CheckpointSnapshot snapshot_;
   std::exception_ptr error_;
   BackgroundWriter writer_;  // last: it refers to everything else
 };
