@@ -332,7 +332,7 @@ TEST_CASE("prefetch fetches on one other thread, no further ahead than asked for
                                   return indices;
                                 },
                                 {.batch_size = 4, .prefetch = 3});
-  for (auto at = batches.epoch(0).begin(); at != std::default_sentinel; ++at, ++used)
+  for (auto at = batches.epoch(0).begin(); at != std::default_sentinel; ++used, ++at)
     while (used == 0 && calls < 4) std::this_thread::yield();  // it does run ahead
   CHECK(most == 4);                                            // three and the one in use
   CHECK(threads.size() == 1);

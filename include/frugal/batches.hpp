@@ -159,11 +159,11 @@ class BatchSource {
 /// `prefetch` changes a bit. Draws from a global generator are that exact only without `prefetch`, where nothing is
 /// fetched before its turn.
 ///
-/// *prefetch = n* fetches up to n batches ahead on one background thread per running loop, and the next batch is on its
-/// way to the device as soon as it is fetched; order and results are those of `prefetch = 0`. The thread has default
-/// thread-local settings (gradients enabled, no autocast); return tensors on the CPU there. An exception of `fetch`
-/// comes out of the loop at the batch that it belongs to. Leaving a loop early waits for the fetch that runs. For
-/// tensors it moves the gathering of samples to that thread.
+/// *prefetch = n* fetches up to n batches ahead on one background thread per running loop; a batch that is fetched by
+/// the time the loop takes the one before it is on its way to the device from then on. Order and results are those of
+/// `prefetch = 0`. The thread has default thread-local settings (gradients enabled, no autocast); return tensors on the
+/// CPU there. An exception of `fetch` comes out of the loop at the batch that it belongs to. Leaving a loop early waits
+/// for the fetch that runs. For tensors it moves the gathering of samples to that thread.
 ///
 /// Cheap to copy, and safe to use from several threads if `fetch` is: ranges share the data and the function.
 template <class Fetch = detail::FromTensors>
