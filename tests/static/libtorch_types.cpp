@@ -34,20 +34,20 @@ struct NetImpl : torch::nn::Module {};
 TORCH_MODULE(Net);
 template <class Model>
 constexpr bool is_model = AveragingPolicy<Averager, Model> &&
-                          std::is_same_v<detail::Tensor<Model, torch::optim::SGD>, at::Tensor>;
+                          std::is_same_v<frugal::detail::Tensor<Model, torch::optim::SGD>, at::Tensor>;
 static_assert(is_model<NetImpl> && is_model<Net> && is_model<std::shared_ptr<NetImpl>>);
 static_assert(is_model<torch::nn::Sequential> && is_model<torch::nn::Linear>);
 // Of a struct of modules the optimizer shows the weights.
 struct Pair {
   Net first, second;
 };
-static_assert(std::is_same_v<detail::Tensor<Pair, torch::optim::SGD>, at::Tensor>);
+static_assert(std::is_same_v<frugal::detail::Tensor<Pair, torch::optim::SGD>, at::Tensor>);
 
 struct Loss {
   at::Tensor operator()(Net&, const at::Tensor& batch) const { return batch; }
 };
 template <class Optimizer>
-constexpr bool needs_closure = detail::Composition<Net, Optimizer>::needs_closure;
+constexpr bool needs_closure = frugal::detail::Composition<Net, Optimizer>::needs_closure;
 static_assert(needs_closure<torch::optim::LBFGS>);
 static_assert(!needs_closure<torch::optim::SGD> && !needs_closure<torch::optim::Adam>);
 static_assert(!needs_closure<torch::optim::AdamW> && !needs_closure<torch::optim::Adagrad>);
@@ -82,8 +82,8 @@ static_assert(std::is_move_constructible_v<Trainer<Net, torch::optim::SGD, Loss,
 
 // What LibTorch's data loaders yield can be counted and weighed.
 using Example = torch::data::Example<>;
-static_assert(detail::weighable<at::Tensor> && detail::weighable<Example> && detail::weighable<std::vector<Example>>);
-static_assert(detail::weighable<std::pair<at::Tensor, at::Tensor>> && detail::weighable<std::vector<at::Tensor>>);
-static_assert(!detail::weighable<int>);
+static_assert(frugal::detail::weighable<at::Tensor> && frugal::detail::weighable<Example> && frugal::detail::weighable<std::vector<Example>>);
+static_assert(frugal::detail::weighable<std::pair<at::Tensor, at::Tensor>> && frugal::detail::weighable<std::vector<at::Tensor>>);
+static_assert(!frugal::detail::weighable<int>);
 
 }  // namespace
