@@ -14,7 +14,12 @@
 #define OVERHEAD_CALLGRIND 0
 #endif
 
+// Neither inlined nor looked into by its callers.
+#if defined(__clang__)
+#define OVERHEAD_OPAQUE [[gnu::noinline]]
+#else
 #define OVERHEAD_OPAQUE [[gnu::noinline, gnu::noipa]]
+#endif
 
 // Counts what a loop costs: instructions when the program runs under callgrind, else heap allocations.
 namespace overhead {
