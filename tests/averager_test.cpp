@@ -123,7 +123,9 @@ TEST_CASE("Averager: swap exchanges weights and average bit for bit, both ways, 
     averager.swap(model);
     CHECK(same_bits(weights, values(*model)));
     averager.save(after);  // the average itself was not rounded on the way
-    const auto average_of_weight = [](const TensorArchive& saved) { return saved.get<at::Tensor>("average.first.weight"); };
+    const auto average_of_weight = [](const TensorArchive& saved) {
+      return saved.get<at::Tensor>("average.first.weight");
+    };
     CHECK(average_of_weight(before).equal(average_of_weight(after)));
   }
 }
@@ -344,6 +346,11 @@ TEST_CASE("Averager: mistakes are errors") {
   CHECK_THROWS_WITH(averager.update(model), ContainsSubstring("Call swap() first"));
   CHECK_THROWS_WITH(averager.swap(other), ContainsSubstring("another model"));
   averager.swap(model);
+  Averager again;
+  again.update(model);
+  again.reset();
+  CHECK_FALSE(again.averaging());
+  CHECK(again.decay() == Approx(0.1));
   averager.to(at::kCPU);
   Averager moved(std::move(averager));
   step(*model);

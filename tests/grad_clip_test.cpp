@@ -55,7 +55,8 @@ at::Tensor parameter(const at::Tensor& gradient) {
 TEST_CASE("GradClip: clips by the joint norm as clip_grad_norm_ does") {
   for (const double size : {0.01, 1.0, 1000.0})
     for (const double max_norm : {0.5, 1.0, 7.0}) {
-      auto ours = with_gradients({{3, 4}, {5}, {2, 2, 2}, {}}, size), theirs = with_gradients({{3, 4}, {5}, {2, 2, 2}, {}}, size);
+      auto ours = with_gradients({{3, 4}, {5}, {2, 2, 2}, {}}, size),
+           theirs = with_gradients({{3, 4}, {5}, {2, 2, 2}, {}}, size);
       GradClip clip(max_norm);
       clip.clip(ours);
       const double norm = torch::nn::utils::clip_grad_norm_(theirs.param_groups()[0].params(), max_norm);
@@ -89,7 +90,8 @@ TEST_CASE("GradClip: a window with inf or NaN is left exactly as it is, in both 
 }
 
 TEST_CASE("GradClip: by value takes every element into the limits") {
-  at::Tensor w = parameter(torch::tensor({-3.0F, -0.2F, 0.0F, 0.4F, 8.0F})), half = parameter(torch::full({2}, -9.0F).to(at::kHalf));
+  at::Tensor w = parameter(torch::tensor({-3.0F, -0.2F, 0.0F, 0.4F, 8.0F})),
+             half = parameter(torch::full({2}, -9.0F).to(at::kHalf));
   auto optimizer = sgd({w, half});
   GradClip clip = GradClip::by_value(0.5);
   clip.clip(optimizer);

@@ -17,10 +17,10 @@
 ///     if (amp.step(optimizer)) average.update(model);     // after every applied step
 ///     average.swap(model); validate(model); average.swap(model);
 ///
-/// average = decay * average + (1 - decay) * weights; the first update copies the weights. It is the exponential form of
-/// Polyak averaging (Polyak and Juditsky, "Acceleration of stochastic approximation by averaging", 1992): about the last
-/// 1 / (1 - decay) steps count, which is less noisy than the last weights and usually validates better. The training
-/// itself goes on as if nobody averaged.
+/// average = decay * average + (1 - decay) * weights; the first update copies the weights. It is the exponential form
+/// of Polyak averaging (Polyak and Juditsky, "Acceleration of stochastic approximation by averaging", 1992): about the
+/// last 1 / (1 - decay) steps count, which is less noisy than the last weights and usually validates better. The
+/// training itself goes on as if nobody averaged.
 ///
 /// Parameters only: buffers stay the model's own. BatchNorm's running statistics are moving averages already, and
 /// counters have no mean. Frozen parameters are not averaged until they are unfrozen. float16 and bfloat16 parameters
@@ -30,18 +30,19 @@
 namespace frugal::inline v0 {
 
 /// `early`: the decay of update n (counted from 0) is min(decay, (1 + n) / (10 + n)), so that a short run forgets its
-/// first weights too (the `num_updates` rule of TensorFlow's tf.train.ExponentialMovingAverage). `none`: always `decay`.
+/// first weights too (the `num_updates` rule of TensorFlow's tf.train.ExponentialMovingAverage). `none`: always
+/// `decay`.
 enum class DecayRamp { early, none };
 
 /// Options of Averager.
 struct AveragerOptions {
-  double decay = 0.999;                ///< in [0, 1); 0 switches averaging off
-  std::int64_t every = 1;              ///< average every nth call of update(); the decay is per average taken
+  double decay = 0.999;    ///< in [0, 1); 0 switches averaging off
+  std::int64_t every = 1;  ///< average every nth call of update(); the decay is per average taken
   DecayRamp ramp = DecayRamp::early;
 };
 
-/// Averages the parameters of one model: a Module, a ModuleHolder or a shared_ptr. Holds references to its parameters from
-/// the first update on. A parameter that is replaced by another tensor object afterwards is not noticed (`to()`,
+/// Averages the parameters of one model: a Module, a ModuleHolder or a shared_ptr. Holds references to its parameters
+/// from the first update on. A parameter that is replaced by another tensor object afterwards is not noticed (`to()`,
 /// `load_parameters` and copies keep the objects). Movable.
 class Averager {
  public:
@@ -91,6 +92,8 @@ class Averager {
   /// Moves the average; update() and swap() move it to where the parameters are in any case.
   void to(at::Device device) { averages_.to(device); }
 
+  /// A new run: no average. What is in the model, stays there.
+  void reset() { *this = Averager(options_); }
   /// Averages by parameter name, and while swapped in the weights too: the state is complete at any time.
   void save(auto& out) const {
     out.write("updates", updates_);

@@ -31,17 +31,18 @@
 ///     loss.backward(); clip.clip(optimizer); optimizer.step();
 ///
 /// By norm it multiplies all gradients by max_norm / (norm + 1e-6) when that is below 1, as
-/// torch::nn::utils::clip_grad_norm_ does (Pascanu et al., "On the difficulty of training recurrent neural networks", 2013),
-/// with two differences: that function ends with a device-to-host copy, and one inf makes it turn every gradient into NaN
-/// or 0. Here a window with any inf or NaN is left exactly as it is, in both modes, for the loss scaler or you to see.
+/// torch::nn::utils::clip_grad_norm_ does (Pascanu et al., "On the difficulty of training recurrent neural networks",
+/// 2013), with two differences: that function ends with a device-to-host copy, and one inf makes it turn every gradient
+/// into NaN or 0. Here a window with any inf or NaN is left exactly as it is, in both modes, for the loss scaler or you
+/// to see.
 ///
-/// Gradients may be on several devices, of several dtypes, sparse (their values count) and missing. Norms of float16 and
-/// bfloat16 gradients are taken in float32; a joint norm beyond float32's range counts as not finite. Call it with
+/// Gradients may be on several devices, of several dtypes, sparse (their values count) and missing. Norms of float16
+/// and bfloat16 gradients are taken in float32; a joint norm beyond float32's range counts as not finite. Call it with
 /// unscaled gradients: after AmpPolicy::unscale. `infinity` switches it off: no pass, no allocation.
 ///
-/// Costs, by norm: one reading pass, and one writing pass that a CPU leaves out when nothing has to be clipped. By value:
-/// the same two passes; on an accelerator the second is one kernel per tensor. Nothing is read back from a device, unless
-/// gradients are on an accelerator and on the CPU at once. Device code not yet run on a GPU.
+/// Costs, by norm: one reading pass, and one writing pass that a CPU leaves out when nothing has to be clipped. By
+/// value: the same two passes; on an accelerator the second is one kernel per tensor. Nothing is read back from a
+/// device, unless gradients are on an accelerator and on the CPU at once. Device code not yet run on a GPU.
 namespace frugal::inline v0 {
 
 namespace detail {
@@ -60,7 +61,8 @@ inline at::Tensor clip_coefficient(const at::Tensor& norm, double max_norm) {
 // Clamps into [-limit, limit] unless `largest`, the largest magnitude of all gradients, is not finite.
 inline void clamp_if_finite(std::vector<at::Tensor>& gradients, const at::Tensor& largest, double limit) {
   const at::Tensor bound = at::where(at::isfinite(largest), at::scalar_tensor(limit, largest.options()),
-                                     std::numeric_limits<double>::infinity()).to(gradients[0].options());
+                                     std::numeric_limits<double>::infinity())
+                               .to(gradients[0].options());
   const at::Tensor lower = bound.neg();
   for (at::Tensor& gradient : gradients) gradient.clamp_(lower, bound);
 }
@@ -80,11 +82,9 @@ class GradClip {
   /// Clips the gradients of `optimizer`, anything with param_groups(), in place. Once per window, before the step.
   void clip(auto& optimizer);
 
-  /// The joint norm before the last clip(), one device sync. NaN before the first clip(), by value, and when switched off;
-  /// 0 when there was no gradient.
-  double norm() const {
-    return norm_.defined() ? norm_.item<double>() : std::numeric_limits<double>::quiet_NaN();
-  }
+  /// The joint norm before the last clip(), one device sync. NaN before the first clip(), by value, and when switched
+  /// off; 0 when there was no gradient.
+  double norm() const { return norm_.defined() ? norm_.item<double>() : std::numeric_limits<double>::quiet_NaN(); }
   /// `norm`: one device sync, when somebody looks.
   void readings(auto& out) const {
     if (norm_.defined()) out.write("norm", norm());

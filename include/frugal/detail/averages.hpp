@@ -123,7 +123,8 @@ class Averages {
   }
 
   void bind(const auto& module) {
-    const bool elsewhere = swapped_ && std::ranges::any_of(entries_, [](const Entry& e) { return e.parameter.defined(); });
+    const bool elsewhere =
+        swapped_ && std::ranges::any_of(entries_, [](const Entry& e) { return e.parameter.defined(); });
     TORCH_CHECK(!elsewhere, "Averager: the average is still in another model. Call swap() with that one first.");
     std::vector<Entry> bound;
     for (const auto& item : module.named_parameters()) {
@@ -140,7 +141,9 @@ class Averages {
 
   // The averages of a loaded state, or of another instance of the model.
   void take_over(std::vector<Entry>& bound) const {
-    const auto named = [](const std::string& name) { return [&name](const Entry& entry) { return entry.name == name; }; };
+    const auto named = [](const std::string& name) {
+      return [&name](const Entry& entry) { return entry.name == name; };
+    };
     for (const Entry& known : entries_)
       TORCH_CHECK(std::ranges::any_of(bound, named(known.name)), "Averager: the average has '", known.name,
                   "', which this model has not. Use one Averager per model, and the state of the same model.");
@@ -160,7 +163,8 @@ class Averages {
     }
   }
 
-  // Starts the average of a parameter that is trained from now on, and follows it to its device. True: something changed.
+  // Starts the average of a parameter that is trained from now on, and follows it to its device. True: something
+  // changed.
   static bool catch_up(Entry& entry) {
     const at::Tensor& parameter = entry.parameter;
     if (!entry.average.defined()) {
