@@ -362,6 +362,14 @@ TEST_CASE("an open line is ended once, by its last owner", "[console]") {
     CHECK(ends() == 1);
   }
   CHECK(ends() == 2);
+  for (auto style : {frugal::ProgressStyle::bar, frugal::ProgressStyle::lines}) {
+    const auto before = ends();
+    {
+      frugal::ProgressBar ended({.stream = out.stream(), .style = style});
+      ended.on_epoch(at(1, 0), nothing);  // this line stays, and has its end
+    }
+    CHECK(ends() == before + 1);
+  }
 }
 
 TEST_CASE("no stream: nothing is drawn and nothing is due", "[console]") {
