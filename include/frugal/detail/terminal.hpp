@@ -14,15 +14,15 @@
 namespace frugal::inline v0::detail {
 
 // The value of an environment variable; empty when it is not set.
-inline std::string_view environment(const char* name) {
+inline std::string_view terminal_variable(const char* name) {
   const char* value = std::getenv(name);
   return value ? value : "";
 }
 
 // A terminal where a line can be redrawn. Logs of continuous integration are none, whatever they pretend.
 inline bool can_redraw(std::FILE* stream) {
-  const std::string_view terminal = environment("TERM");
-  return isatty(fileno(stream)) == 1 && !terminal.empty() && terminal != "dumb" && environment("CI").empty();
+  const std::string_view terminal = terminal_variable("TERM");
+  return isatty(fileno(stream)) == 1 && !terminal.empty() && terminal != "dumb" && terminal_variable("CI").empty();
 }
 
 // Columns of the terminal as it is now; 80 when it does not say.
@@ -33,13 +33,13 @@ inline int columns_of(std::FILE* stream) {
 }
 
 // https://no-color.org
-inline bool wants_color() { return environment("NO_COLOR").empty(); }
+inline bool wants_color() { return terminal_variable("NO_COLOR").empty(); }
 
 // The locale of the environment, which is the terminal's, even in a program that never called setlocale().
 inline bool speaks_utf8() {
   std::string_view locale;
   for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"})
-    if (locale.empty()) locale = environment(name);
+    if (locale.empty()) locale = terminal_variable(name);
   std::string lower(locale);
   std::ranges::transform(lower, lower.begin(), [](unsigned char letter) { return std::tolower(letter); });
   return lower.ends_with("utf-8") || lower.ends_with("utf8");
