@@ -154,13 +154,15 @@ class AmpPolicy {
   /// Steps the optimizer, or returns false on overflow: nothing advanced, the scale backs off. Unscales first if nobody
   /// has. One device read with a scaler, none without. Throws after `max_consecutive_skips` overflows in a row.
   bool step(auto& optimizer) {
+    constexpr bool steps = requires { optimizer.step(); };
     static_assert(
-        requires { optimizer.step(); },
-        "AmpPolicy: this optimizer needs a closure (LBFGS). Use one that steps without, or step it yourself.");
-    if constexpr (can_skip)
-      if (scales() && scaling_.overflowed(optimizer, gradients_)) return false;
-    optimizer.step();
-    at::autocast::clear_cache();  // casts of the old weights
+        steps, "AmpPolicy: this optimizer needs a closure (LBFGS). Use one that steps without, or step it yourself.");
+    if constexpr (steps) {
+      if constexpr (can_skip)
+        if (scales() && scaling_.overflowed(optimizer, gradients_)) return false;
+      optimizer.step();
+      at::autocast::clear_cache();  // casts of the old weights
+    }
     return true;
   }
 

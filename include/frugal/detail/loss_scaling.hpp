@@ -17,8 +17,8 @@ namespace frugal::inline v0::detail {
 
 // What tells optimizers apart, also when a wrapper hands one on: the first parameter, which no two share.
 const void* identity_of(auto& optimizer) {
-  for (auto& group : groups_of(optimizer))
-    for (auto& parameter : group.params())
+  for (auto&& group : groups_of(optimizer))
+    for (const at::Tensor& parameter : group.params())
       if (parameter.defined()) return parameter.unsafeGetTensorImpl();
   return nullptr;
 }
