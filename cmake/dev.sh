@@ -38,7 +38,8 @@ fail() {
   exit 1
 }
 
-# step TEXT LOG COMMAND...: runs the command with its output in build/logs/LOG.log.
+# step TEXT LOG COMMAND...: runs the command with its output in build/logs/LOG.log. (A function that runs as a step says
+# `|| return` itself: bash ignores `set -e` there.)
 step() {
   local text=$1 log=$logs/$2.log started=$SECONDS
   shift 2
@@ -120,7 +121,11 @@ install_packages() {   # KIND
 # ---- LibTorch --------------------------------------------------------------------------------------------------------
 
 # What CMake would find, `root|version|cuda version`, from the same module. Empty: nothing.
-found_torch() { cmake -P cmake/FindLibTorch.cmake 2>&1 | sed -n 's/^\(\/[^|]*|[^|]*|[^|]*\)$/\1/p'; }
+found_torch() {
+  local answer
+  answer=$(cmake -P cmake/FindLibTorch.cmake 2>&1) || return 0
+  say "$answer" | tail -n 1
+}
 
 # A LibTorch other than .venv's will be used, so that Python need not make an environment.
 uses_own_torch() {
@@ -131,16 +136,18 @@ uses_own_torch() {
   [ -n "$found" ] && [[ $found != "$PWD/.venv/"* ]]
 }
 
-# make_environment FOLDER PACKAGE...: a Python environment that is whole or is made again.
+# make_environment FOLDER PACKAGE...: installs into a Python environment. One that was interrupted is made again; pip's own
+# errors leave it as it was.
 make_environment() {
-  local folder=$1 mark=$1/unfinished
+  local folder=$1 mark=$1/unfinished status=0
   shift
   if [ ! -e "$folder/bin/pip" ] || [ -e "$mark" ]; then
-    python3 -m venv --clear "$folder"
-    touch "$mark"
+    python3 -m venv --clear "$folder" || return
   fi
-  "$folder/bin/pip" install "$@"
+  touch "$mark"
+  "$folder/bin/pip" install "$@" || status=$?
   rm -f "$mark"
+  return "$status"
 }
 
 torch_of() { echo "$1"/lib/python3*/site-packages/torch; }

@@ -11,8 +11,8 @@
 #include <cstdlib>
 #include <limits>
 #include <memory>
-#include <stdexcept>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -64,9 +64,7 @@ AmpPolicy<Fp16> fp16(frugal::LossScalerOptions scaler = {}) {
   return AmpPolicy<Fp16>(at::kCPU, able_cpu, {.scaler = scaler});
 }
 
-at::Tensor weight(std::vector<double> values) {
-  return torch::tensor(values, torch::kFloat).requires_grad_();
-}
+at::Tensor weight(std::vector<double> values) { return torch::tensor(values, torch::kFloat).requires_grad_(); }
 
 torch::optim::SGD sgd(std::vector<at::Tensor> parameters, double rate = 1.0) {
   return torch::optim::SGD(std::move(parameters), torch::optim::SGDOptions(rate));
@@ -86,7 +84,8 @@ TEST_CASE("AmpPolicy: a tag runs where the hardware has it, else in fp32, and th
   CHECK(AmpPolicy<Bf16>(at::kCUDA, gpu(8)).precision() == Precision::bf16);
   CHECK(AmpPolicy<Tf32>(at::kCUDA, gpu(7, 5)).precision() == Precision::fp32);
   CHECK(AmpPolicy<Tf32>(at::kCUDA, gpu(8, 6)).precision() == Precision::tf32);
-  CHECK(AmpPolicy<Tf32>(at::kCPU, able_cpu).reason() == "fp32, because tf32 was asked for in code but a CPU has no TF32.");
+  CHECK(AmpPolicy<Tf32>(at::kCPU, able_cpu).reason() ==
+        "fp32, because tf32 was asked for in code but a CPU has no TF32.");
   CHECK(AmpPolicy<Bf16>(at::kCPU, Capability{at::kCPU}).precision() == Precision::fp32);
   CHECK(AmpPolicy<Bf16>(at::kCPU, able_cpu).reason() == "bf16, asked for in code.");
   CHECK(fp16().reason() == "fp16 with loss scaling, asked for in code.");
@@ -120,7 +119,8 @@ TEST_CASE("AmpPolicy: the environment sets what Auto becomes, and only Auto") {
   CHECK(chosen("auto", nullptr) == Precision::bf16);
   CHECK(chosen("", "") == Precision::bf16);  // empty is unset
   CHECK(chosen("fp16", "1") == Precision::bit_exact);
-  CHECK_THROWS_WITH(chosen("FP16", nullptr), ContainsSubstring("FRUGAL_PRECISION is 'FP16'") && ContainsSubstring("bf16"));
+  CHECK_THROWS_WITH(chosen("FP16", nullptr),
+                    ContainsSubstring("FRUGAL_PRECISION is 'FP16'") && ContainsSubstring("bf16"));
   CHECK_THROWS_WITH(chosen("bit_exact", nullptr), ContainsSubstring("FRUGAL_PRECISION"));
   CHECK_THROWS_WITH(chosen(nullptr, "yes"), ContainsSubstring("FRUGAL_BIT_EXACT is 'yes'"));
   CHECK_THROWS(chosen("nonsense", "1"));
@@ -195,8 +195,7 @@ TEST_CASE("AmpPolicy: autocast computes in the chosen precision and restores eve
       }
       CHECK(product_dtype() == at::kHalf);
       throw std::runtime_error("a loss that throws");
-    } catch (const std::runtime_error&) {
-    }
+    } catch (const std::runtime_error&) {}
     CHECK(AutocastState() == inside);
     CHECK(product_dtype() == at::kBFloat16);
   }
@@ -433,7 +432,8 @@ TEST_CASE("AmpPolicy: gradients of several dtypes, sparse ones, or none at all")
   auto of_table = sgd({table});
   const auto gradients = [&](double of_half) {
     amp.scale(torch::ones({}));
-    for (auto& parameter : {single, half, wide, empty, complex}) parameter.mutable_grad() = torch::full_like(parameter, 4);
+    for (auto& parameter : {single, half, wide, empty, complex})
+      parameter.mutable_grad() = torch::full_like(parameter, 4);
     half.mutable_grad().fill_(of_half);
     amp.unscale(optimizer);
   };
@@ -626,6 +626,13 @@ TEST_CASE("AmpPolicy: a reloaded policy goes on exactly as the saved one") {
   loaded.load(without_scaler);
   CHECK(warnings.texts.size() == 2);
   CHECK(loaded.scale_factor() == 64);
+
+  w.mutable_grad() = torch::ones({1});
+  loaded.unscale(optimizer);
+  loaded.reset();  // the unfinished window too
+  CHECK_NOTHROW(loaded.unscale(optimizer));
+  CHECK(loaded.scale_factor() == 64);
+  CHECK(loaded.skipped() == 0);
 }
 
 TEST_CASE("AmpPolicy: publishes scale and skips where it has a scaler") {
@@ -651,20 +658,19 @@ std::vector<int> switches() {
   const auto read = [](auto reader) {
     try {
       return static_cast<int>(reader());
-    } catch (const c10::Error&) {
-      return -1;
-    }
+    } catch (const c10::Error&) { return -1; }
   };
   std::vector<int> all;
   for (const auto backend : {Float32Backend::CUDA, Float32Backend::MKLDNN})
     for (const auto op : {Float32Op::MATMUL, Float32Op::CONV, Float32Op::RNN})
       all.push_back(static_cast<int>(c.float32Precision(backend, op)));
-  all.insert(all.end(), {read([&] { return c.allowTF32CuBLAS(); }), read([&] { return c.allowTF32CuDNN(); }),
-                         read([&] { return c.float32MatmulPrecision(); }), c.deterministicAlgorithms(),
-                         c.deterministicAlgorithmsWarnOnly(), c.deterministicCuDNN(), c.deterministicMkldnn(),
-                         c.benchmarkCuDNN(), c.deterministicFillUninitializedMemory(), c.allowFP16AccumulationCuBLAS(),
-                         c.allowFP16BF16ReductionMathSDP(), c.allowFP16ReductionCPU(),
-                         static_cast<int>(c.allowFP16ReductionCuBLAS()), static_cast<int>(c.allowBF16ReductionCuBLAS())});
+  all.insert(all.end(),
+             {read([&] { return c.allowTF32CuBLAS(); }), read([&] { return c.allowTF32CuDNN(); }),
+              read([&] { return c.float32MatmulPrecision(); }), c.deterministicAlgorithms(),
+              c.deterministicAlgorithmsWarnOnly(), c.deterministicCuDNN(), c.deterministicMkldnn(), c.benchmarkCuDNN(),
+              c.deterministicFillUninitializedMemory(), c.allowFP16AccumulationCuBLAS(),
+              c.allowFP16BF16ReductionMathSDP(), c.allowFP16ReductionCPU(),
+              static_cast<int>(c.allowFP16ReductionCuBLAS()), static_cast<int>(c.allowBF16ReductionCuBLAS())});
   return all;
 }
 
@@ -706,7 +712,8 @@ TEST_CASE("AmpPolicy: TF32 is on while a Tf32 policy lives, counted by owner and
 
 TEST_CASE("AmpPolicy: switches that the user set by LibTorch's newer interface come back as well") {
   auto& context = at::globalContext();
-  context.setFloat32Precision(Float32Backend::CUDA, Float32Op::MATMUL, Float32Precision::TF32);  // old readers throw now
+  context.setFloat32Precision(Float32Backend::CUDA, Float32Op::MATMUL,
+                              Float32Precision::TF32);  // old readers throw now
   context.setFloat32Precision(Float32Backend::CUDA, Float32Op::CONV, Float32Precision::IEEE);
   const auto before = switches();
   {

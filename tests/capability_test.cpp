@@ -3,6 +3,7 @@
 #include <frugal/capability.hpp>
 
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 
@@ -57,8 +58,8 @@ TEST_CASE("Capability: what cpuid says of this CPU is what the kernel says") {
 
 TEST_CASE("Capability: a device that cannot be asked is an error, never a slow device") {
   CHECK_THROWS_WITH(Capability::of(at::kMeta), ContainsSubstring("meta") && ContainsSubstring("Pass a Capability"));
-  if (torch::cuda::is_available()) {
-    CHECK(Capability::of(at::kCUDA).major >= 5);
+  if (std::filesystem::exists("/proc/driver/nvidia/version")) {
+    CHECK(Capability::of(at::kCUDA).major >= 3);
     CHECK_THROWS_WITH(Capability::of(at::Device(at::kCUDA, 101)), ContainsSubstring("cuda:101"));
   } else {
     CHECK_THROWS_WITH(Capability::of(at::kCUDA), ContainsSubstring("CUDA driver") && ContainsSubstring("cuda:0"));

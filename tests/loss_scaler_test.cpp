@@ -83,7 +83,8 @@ TEST_CASE("LossScaler: options that contradict each other are an error") {
 }
 
 TEST_CASE("LossScaler: a reloaded scaler goes on exactly as the saved one") {
-  const LossScalerOptions options{.init_scale = 1024, .growth_interval = 3, .hysteresis = 2, .max_consecutive_skips = 4};
+  const LossScalerOptions options{
+      .init_scale = 1024, .growth_interval = 3, .hysteresis = 2, .max_consecutive_skips = 4};
   LossScaler saved(options);
   saved.applied();
   saved.applied();
@@ -100,6 +101,10 @@ TEST_CASE("LossScaler: a reloaded scaler goes on exactly as the saved one") {
   CHECK_THROWS_WITH(saved.overflowed(), ContainsSubstring("step 6"));
   for (int i = 0; i < 3; ++i) saved.applied(), loaded.applied();
   CHECK(loaded.scale() == saved.scale());
+
+  loaded.reset();
+  CHECK(loaded.scale() == 1024);
+  CHECK(loaded.skipped() == 0);
 
   LossScaler bounded({.init_scale = 8, .max_scale = 16});
   bounded.load(archive);

@@ -70,7 +70,7 @@ TEST_CASE("no more than `ahead` items are made before they are taken", "[prefetc
   CHECK(made <= 203);
 }
 
-TEST_CASE("try_take never waits", "[prefetcher]") {
+TEST_CASE("try_take never waits and never throws", "[prefetcher]") {
   std::atomic<bool> open = false;
   Prefetcher<int> prefetcher(0, 1, 1, [&](std::int64_t) {
     wait_for([&] { return open.load(); });
@@ -94,7 +94,7 @@ TEST_CASE("an exception comes out where its item would have, and stays", "[prefe
     for (std::int64_t i = 0; i < 3; ++i) CHECK(prefetcher.take() == i);
     CHECK_THROWS_WITH(prefetcher.take(), "item 3 is damaged");
     CHECK_THROWS_WITH(prefetcher.take(), "item 3 is damaged");
-    CHECK_THROWS_WITH(prefetcher.try_take(), "item 3 is damaged");
+    CHECK_FALSE(prefetcher.try_take());
     CHECK(last_made == 3);
   }
 }
@@ -118,8 +118,8 @@ TEST_CASE("several prefetchers run side by side", "[prefetcher]") {
   for (int t = 0; t < 4; ++t)
     threads.emplace_back([&] {
       for (int round = 0; round < 20; ++round) {
-        Prefetcher<std::unique_ptr<std::int64_t>> prefetcher(0, 100, 2,
-                                                             [](std::int64_t i) { return std::make_unique<std::int64_t>(i); });
+        Prefetcher<std::unique_ptr<std::int64_t>> prefetcher(
+            0, 100, 2, [](std::int64_t i) { return std::make_unique<std::int64_t>(i); });
         while (auto item = prefetcher.take()) sum += **item;
       }
     });

@@ -109,8 +109,9 @@ TEST_CASE("a warm-up rises to what follows, which counts from its own step 0", "
 
 TEST_CASE("one_cycle follows torch's OneCycleLR", "[schedule]") {
   // torch.optim.lr_scheduler.OneCycleLR(max_lr=1, total_steps=10)
-  const std::vector<double> expected{0.04,           0.52,           1.0,            0.950484632013, 0.811745653950,
-                                     0.611262021936, 0.388741978064, 0.188258346050, 0.049519367986, 4e-06};
+  const std::vector<double> expected{
+      0.04,           0.52,           1.0,  0.950484632013, 0.811745653950, 0.611262021936, 0.388741978064,
+      0.188258346050, 0.049519367986, 4e-06};
   const auto rate = frugal::one_cycle(10);
   for (std::size_t step = 0; step < expected.size(); ++step)
     CHECK(rate(static_cast<std::int64_t>(step)) == Approx(expected[step]).epsilon(1e-9));
@@ -251,10 +252,15 @@ TEST_CASE("ReduceOnPlateau follows torch's ReduceLROnPlateau", "[schedule]") {
     return found;
   };
   // what torch.optim.lr_scheduler.ReduceLROnPlateau sets for the same metrics
-  CHECK(rates({.factor = 0.5, .patience = 1, .cooldown = 2},
-              {3., 2., 2., 1.9999, 2., 2., 2.5, 2., 2., 2., 1., 1.05, 1.2, 1.2, 1.2, 1.2, 1.2}) ==
-        std::vector{1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.5, 0.25, 0.25, 0.25, 0.25, 0.25, 0.125, 0.125, 0.125, 0.125, 0.0625});
-  CHECK(rates({.factor = 0.5, .patience = 1, .min_delta = 0.1, .relative = false, .goal = frugal::Goal::maximize,
+  CHECK(
+      rates({.factor = 0.5, .patience = 1, .cooldown = 2},
+            {3., 2., 2., 1.9999, 2., 2., 2.5, 2., 2., 2., 1., 1.05, 1.2, 1.2, 1.2, 1.2, 1.2}) ==
+      std::vector{1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.5, 0.25, 0.25, 0.25, 0.25, 0.25, 0.125, 0.125, 0.125, 0.125, 0.0625});
+  CHECK(rates({.factor = 0.5,
+               .patience = 1,
+               .min_delta = 0.1,
+               .relative = false,
+               .goal = frugal::Goal::maximize,
                .min_rate = 0.2},
               {1., 1.5, 1.55, 1.5, 1.6, 1.62, 1.8, 1.85, 1.85, 1.85, 1.85, 1.85, 1.85}) ==
         std::vector{1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.5, 0.5, 0.25, 0.25, 0.2, 0.2, 0.2});

@@ -34,22 +34,26 @@
 ///
 /// | tag | forward | what else |
 /// |---|---|---|
-/// | `Auto` | bf16, fp16 or fp32 by hardware | or what `AmpOptions::precision`, FRUGAL_BIT_EXACT=1 or FRUGAL_PRECISION (auto, fp32, tf32, bf16, fp16) say, in this order |
+/// | `Auto` | bf16, fp16 or fp32, by hardware | or what the options or the environment say |
 /// | `Fp32` | full precision | your own autocast is off inside the region; LibTorch's TF32 switches stay as they are |
 /// | `Tf32` | float32, TF32 matrix products and convolutions | a process-wide switch |
 /// | `Bf16` | autocast to bfloat16 | no scaler, no skips, nothing read back from a device |
 /// | `Fp16` | autocast to float16 | loss scaling; one device read per step decides whether to skip it |
-/// | `BitExact` | full precision without TF32 | deterministic kernels: two runs give identical bits. Process-wide switches |
+/// | `BitExact` | full precision without TF32 | deterministic kernels: two runs, the same bits; process-wide switches |
+///
+/// `Auto` becomes what `AmpOptions::precision` says; else bit-exact when FRUGAL_BIT_EXACT=1 is in the environment; else
+/// what FRUGAL_PRECISION says (auto, fp32, tf32, bf16, fp16). Another value there is an error, an empty one counts as
+/// unset.
 ///
 /// A tag that the hardware lacks runs as fp32, and reason() says so. Process-wide switches are set while such a policy
 /// lives, counted by owner and restored by the last one; construct and destroy it while no other thread computes.
-/// BitExact on a GPU needs CUBLAS_WORKSPACE_CONFIG in the environment and throws when it is missing; an operator that has
-/// no deterministic kernel throws when it is called. Device code not yet run on a GPU.
+/// BitExact on a GPU needs CUBLAS_WORKSPACE_CONFIG in the environment and throws when it is missing; an operator that
+/// has no deterministic kernel throws when it is called. Device code not yet run on a GPU.
 ///
-/// Several optimizers may share one policy: each is unscaled and skipped on its own, and the scale moves once for all that
-/// stepped, at the next scale(). It never moves inside a window: between two optimizer steps every loss has one scale. An
-/// optimizer that accumulates over the steps of another one needs a policy of its own.
-/// Switch it off at run time with `AmpPolicy<>(device, {.precision = Precision::fp32})`.
+/// Several optimizers may share one policy: each is unscaled and skipped on its own, and the scale moves once for all
+/// that stepped, at the next scale(). It never moves inside a window: between two optimizer steps every loss has one
+/// scale. An optimizer that accumulates over the steps of another one needs a policy of its own. Switch it off at run
+/// time with `AmpPolicy<>(device, {.precision = Precision::fp32})`.
 namespace frugal::inline v0 {
 
 struct Fp32 {};      ///< full precision
@@ -61,19 +65,20 @@ struct Auto {};      ///< decided when the policy is constructed
 
 /// Options of AmpPolicy.
 struct AmpOptions {
-  LossScalerOptions scaler = {};              ///< used when the precision is fp16
-  std::optional<Precision> precision = {};    ///< what Auto becomes; wins over the environment
+  LossScalerOptions scaler = {};            ///< used when the precision is fp16
+  std::optional<Precision> precision = {};  ///< what Auto becomes; wins over the environment
 };
 
 namespace detail {
 
 template <class Tag>
-constexpr std::optional<Precision> precision_of_tag = std::is_same_v<Tag, Fp32>       ? std::optional(Precision::fp32)
-                                                      : std::is_same_v<Tag, Tf32>     ? std::optional(Precision::tf32)
-                                                      : std::is_same_v<Tag, Bf16>     ? std::optional(Precision::bf16)
-                                                      : std::is_same_v<Tag, Fp16>     ? std::optional(Precision::fp16)
-                                                      : std::is_same_v<Tag, BitExact> ? std::optional(Precision::bit_exact)
-                                                                                      : std::nullopt;
+constexpr std::optional<Precision> precision_of_tag =
+    std::is_same_v<Tag, Fp32>       ? std::optional(Precision::fp32)
+    : std::is_same_v<Tag, Tf32>     ? std::optional(Precision::tf32)
+    : std::is_same_v<Tag, Bf16>     ? std::optional(Precision::bf16)
+    : std::is_same_v<Tag, Fp16>     ? std::optional(Precision::fp16)
+    : std::is_same_v<Tag, BitExact> ? std::optional(Precision::bit_exact)
+                                    : std::nullopt;
 
 // What stands where a tag rules a member out.
 template <int>
@@ -96,7 +101,8 @@ class AmpPolicy {
   static constexpr bool can_skip = is_auto || std::is_same_v<Tag, Fp16>;
 
   /// For the hardware that is here. Throws when it cannot be asked (see Capability::of) although the choice depends on
-  /// it, on an unknown value in FRUGAL_PRECISION or FRUGAL_BIT_EXACT (Auto only), and on options that contradict the tag.
+  /// it, on an unknown value in FRUGAL_PRECISION or FRUGAL_BIT_EXACT (Auto only), and on options that contradict the
+  /// tag.
   explicit AmpPolicy(at::Device device, AmpOptions options = {})
       : AmpPolicy(device, needs_hardware(options) ? Capability::of(device) : Capability{.device = device.type()},
                   options) {}
@@ -106,8 +112,8 @@ class AmpPolicy {
       : device_(device.type()),
         choice_(detail::choose_precision(in_code(options), capability)),
         scaling_(options.scaler) {
-    TORCH_CHECK(capability.device == device.type(), "AmpPolicy: the device is ", device, " but the Capability describes a ",
-                capability.device, " device. Pass the two for the same kind.");
+    TORCH_CHECK(capability.device == device.type(), "AmpPolicy: the device is ", device,
+                " but the Capability describes a ", capability.device, " device. Pass the two for the same kind.");
     if constexpr (sets_switches) {
       if (precision() == Precision::bit_exact && device.is_cuda()) detail::check_cublas_workspace();
       if (precision() == Precision::bit_exact) share_ = detail::NumericShare(detail::NumericMode::bit_exact);
@@ -148,12 +154,15 @@ class AmpPolicy {
   /// Steps the optimizer, or returns false on overflow: nothing advanced, the scale backs off. Unscales first if nobody
   /// has. One device read with a scaler, none without. Throws after `max_consecutive_skips` overflows in a row.
   bool step(auto& optimizer) {
-    static_assert(requires { optimizer.step(); },
-                  "AmpPolicy: this optimizer needs a closure (LBFGS). Use one that steps without, or step it yourself.");
-    if constexpr (can_skip)
-      if (scales() && scaling_.overflowed(optimizer, gradients_)) return false;
-    optimizer.step();
-    at::autocast::clear_cache();  // casts of the old weights
+    constexpr bool steps = requires { optimizer.step(); };
+    static_assert(
+        steps, "AmpPolicy: this optimizer needs a closure (LBFGS). Use one that steps without, or step it yourself.");
+    if constexpr (steps) {
+      if constexpr (can_skip)
+        if (scales() && scaling_.overflowed(optimizer, gradients_)) return false;
+      optimizer.step();
+      at::autocast::clear_cache();  // casts of the old weights
+    }
     return true;
   }
 
@@ -181,6 +190,10 @@ class AmpPolicy {
         out.write("scale", scale_factor());
         out.write("skipped", static_cast<double>(skipped()));
       }
+  }
+  /// A new run: the scale and the counts start anew, the precision stays.
+  void reset() {
+    if constexpr (can_skip) scaling_.reset();
   }
   void save(auto& out) const {
     out.write("precision", std::string(name_of(precision())));

@@ -14,11 +14,12 @@
 ///
 ///     frugal::Capability gpu = frugal::Capability::of(at::kCUDA);
 ///     if (gpu.supports(frugal::Precision::bf16)) ...
-///     frugal::Capability t4{.device = at::kCUDA, .major = 7, .minor = 5};   // hardware that is not here: tests, planning
+///     frugal::Capability t4{.device = at::kCUDA, .major = 7, .minor = 5};   // hardware that is not here
 namespace frugal::inline v0 {
 
-/// How a model computes. `tf32`: float32 tensors, matrix products and convolutions rounded to TF32 (10 bits of mantissa).
-/// `bf16`, `fp16`: autocast; fp16 with loss scaling. `bit_exact`: float32 with deterministic kernels, TF32 off.
+/// How a model computes. `tf32`: float32 tensors, matrix products and convolutions rounded to TF32 (10 bits of
+/// mantissa). `bf16`, `fp16`: autocast; fp16 with loss scaling. `bit_exact`: float32 with deterministic kernels, TF32
+/// off.
 enum class Precision { fp32, tf32, bf16, fp16, bit_exact };
 
 /// The precision's name, as FRUGAL_PRECISION and checkpoints spell it.
@@ -29,11 +30,11 @@ constexpr std::string_view name_of(Precision precision) {
 
 /// What a device can do. An aggregate: write one by hand to plan for hardware that is not here.
 struct Capability {
-  at::DeviceType device;   ///< what kind of device this describes
-  int major = 0;           ///< CUDA compute capability, 8.0 is {8, 0}
+  at::DeviceType device;  ///< what kind of device this describes
+  int major = 0;          ///< CUDA compute capability, 8.0 is {8, 0}
   int minor = 0;
-  bool cpu_bf16 = false;   ///< a CPU with AVX512-BF16 or AMX-BF16 (Arm: BF16)
-  bool cpu_fp16 = false;   ///< a CPU with AVX512-FP16 or AMX-FP16 (Arm: half-precision Advanced SIMD)
+  bool cpu_bf16 = false;  ///< a CPU with AVX512-BF16 or AMX-BF16 (Arm: BF16)
+  bool cpu_fp16 = false;  ///< a CPU with AVX512-FP16 or AMX-FP16 (Arm: half-precision Advanced SIMD)
 
   /// Asks the hardware. A CUDA device without an index is the current one. Works without a CUDA toolkit and creates no
   /// CUDA context. Throws when the device cannot be asked (no driver, no such device, a kind other than CPU and CUDA):
@@ -61,11 +62,17 @@ inline Capability Capability::of(at::Device device) {
     found.cpu_fp16 = features.fp16;
     return found;
   }
-  TORCH_CHECK(device.is_cuda(), "Capability: what a ", device.type(), " device can do is not known. Pass a Capability, or "
+  TORCH_CHECK(device.is_cuda(), "Capability: what a ", device.type(),
+              " device can do is not known. Pass a Capability, or "
               "choose a precision in code that needs none.");
   int index = device.index();
-  if (!device.has_index())
-    index = c10::impl::hasDeviceGuardImpl(at::kCUDA) ? c10::impl::getDeviceGuardImpl(at::kCUDA)->getDevice().index() : 0;
+  if (!device.has_index()) {
+    index = 0;
+    if (c10::impl::hasDeviceGuardImpl(at::kCUDA)) {
+      const auto* cuda = c10::impl::getDeviceGuardImpl(at::kCUDA);
+      if (cuda->deviceCount() > 0) index = cuda->getDevice().index();  // without devices: the driver says why
+    }
+  }
   const auto [major, minor] = detail::compute_capability(index);
   found.major = major;
   found.minor = minor;
@@ -87,9 +94,11 @@ inline std::string Capability::missing(Precision precision) const {
     case Precision::fp16:
       if (cpu) return cpu_fp16 ? "" : "this CPU has neither AVX512-FP16 nor AMX-FP16";
       return below(7);
-    case Precision::tf32: return cpu ? "a CPU has no TF32" : below(8);
+    case Precision::tf32:
+      return cpu ? "a CPU has no TF32" : below(8);
     case Precision::fp32:
-    case Precision::bit_exact: break;
+    case Precision::bit_exact:
+      break;
   }
   return {};
 }

@@ -8,9 +8,9 @@
 
 /// Dynamic loss scaling: how large the scale of an fp16 loss is, as a state machine without tensors.
 ///
-/// Small gradients vanish in fp16, so the loss is multiplied by a scale before backward and the gradients are divided by
-/// it afterwards. The scale grows while everything stays finite and backs off when something overflows (Micikevicius et
-/// al., "Mixed Precision Training", 2018). AmpPolicy drives one; use it alone to scale by hand:
+/// Small gradients vanish in fp16, so the loss is multiplied by a scale before backward and the gradients are divided
+/// by it afterwards. The scale grows while everything stays finite and backs off when something overflows (Micikevicius
+/// et al., "Mixed Precision Training", 2018). AmpPolicy drives one; use it alone to scale by hand:
 ///
 ///     frugal::LossScaler scaler;
 ///     loss.to(at::kFloat).mul(scaler.scale()).backward();
@@ -20,16 +20,16 @@ namespace frugal::inline v0 {
 /// All counts are in windows (optimizer steps, applied or skipped).
 struct LossScalerOptions {
   double init_scale = 65536;
-  double growth = 2;                         ///< factor after `growth_interval` applied windows in a row; 1: never grows
-  double backoff = 0.5;                      ///< factor after an overflow; 1: never shrinks
+  double growth = 2;     ///< factor after `growth_interval` applied windows in a row; 1: never grows
+  double backoff = 0.5;  ///< factor after an overflow; 1: never shrinks
   std::int64_t growth_interval = 2000;
-  double min_scale = 1;                      ///< the scale never leaves [min_scale, max_scale], so it is never 0
+  double min_scale = 1;  ///< the scale never leaves [min_scale, max_scale], so it is never 0
   double max_scale = 16777216;
   std::int64_t hysteresis = 1;               ///< overflows in a row that are needed for a backoff
   std::int64_t max_consecutive_skips = 100;  ///< so many skips in a row are an error
 };
 
-/// The state machine. Call applied() or overflowed() once per window. Copyable, 96 bytes or less, no allocation.
+/// The state machine. Call applied() or overflowed() once per window. A small value: copyable, no allocation.
 class LossScaler {
  public:
   /// Throws when the options contradict each other.
@@ -48,6 +48,8 @@ class LossScaler {
   /// `max_consecutive_skips` in a row.
   void overflowed();
 
+  /// As constructed.
+  void reset() { *this = LossScaler(options_); }
   void save(auto& out) const {
     out.write("scale", scale_);
     out.write("windows", windows_);
@@ -78,9 +80,10 @@ class LossScaler {
 
 inline LossScaler::LossScaler(LossScalerOptions options) : options_(options), scale_(options.init_scale) {
   const auto& o = options_;
-  TORCH_CHECK(o.min_scale > 0 && o.min_scale <= o.init_scale && o.init_scale <= o.max_scale && std::isfinite(o.max_scale),
-              "LossScaler: init_scale is ", o.init_scale, " in [", o.min_scale, ", ", o.max_scale,
-              "]. It must lie between a positive min_scale and a finite max_scale.");
+  TORCH_CHECK(
+      o.min_scale > 0 && o.min_scale <= o.init_scale && o.init_scale <= o.max_scale && std::isfinite(o.max_scale),
+      "LossScaler: init_scale is ", o.init_scale, " in [", o.min_scale, ", ", o.max_scale,
+      "]. It must lie between a positive min_scale and a finite max_scale.");
   TORCH_CHECK(o.growth >= 1 && std::isfinite(o.growth), "LossScaler: growth is ", o.growth, ". It must be at least 1.");
   TORCH_CHECK(o.backoff > 0 && o.backoff <= 1, "LossScaler: backoff is ", o.backoff, ". It must lie in (0, 1].");
   TORCH_CHECK(o.growth_interval >= 1 && o.hysteresis >= 1 && o.max_consecutive_skips >= 1,
@@ -105,10 +108,11 @@ inline void LossScaler::overflowed() {
     towards_backoff_ = 0;
     scale_ = std::max(scale_ * options_.backoff, options_.min_scale);
   }
-  TORCH_CHECK(skips_in_a_row_ < options_.max_consecutive_skips, "LossScaler: step ", windows_, " is overflow number ",
-              skips_in_a_row_, " in a row, the scale is down to ", scale_,
-              ". Look for NaN in the data and the loss, lower the learning rate, or use AmpPolicy<Bf16>, which needs no "
-              "scale.");
+  TORCH_CHECK(
+      skips_in_a_row_ < options_.max_consecutive_skips, "LossScaler: step ", windows_, " is overflow number ",
+      skips_in_a_row_, " in a row, the scale is down to ", scale_,
+      ". Look for NaN in the data and the loss, lower the learning rate, or use AmpPolicy<Bf16>, which needs no "
+      "scale.");
 }
 
 }  // namespace frugal::inline v0

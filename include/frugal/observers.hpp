@@ -16,7 +16,7 @@ namespace frugal::inline v0 {
 template <class Hook>
 struct OnGradients {
   static constexpr Role role = Role::observer;
-  Hook on_gradients;
+  [[no_unique_address]] Hook on_gradients;
 };
 template <class Hook>
 OnGradients(Hook) -> OnGradients<Hook>;
@@ -28,7 +28,7 @@ template <class Hook>
 struct OnStep {
   static constexpr Role role = Role::observer;
   static constexpr bool reads_loss = true;
-  Hook on_step;
+  [[no_unique_address]] Hook on_step;
   std::int64_t every = 1;
   bool due(const Progress& at) const { return every > 0 && at.step % every == 0; }
 };
@@ -43,7 +43,7 @@ OnStep(Hook, std::int64_t) -> OnStep<Hook>;
 template <class Hook>
 struct OnEpoch {
   static constexpr Role role = Role::observer;
-  Hook on_epoch;
+  [[no_unique_address]] Hook on_epoch;
 };
 template <class Hook>
 OnEpoch(Hook) -> OnEpoch<Hook>;

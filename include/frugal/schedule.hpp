@@ -62,7 +62,8 @@ inline auto linear(std::int64_t total, double end = 0.0) {
 inline auto step_decay(std::int64_t every, double factor = 0.1) {
   detail::need_steps(every, "step_decay");
   detail::need_rate(detail::is_rate(factor), "step_decay", "the factor must be finite and not negative.");
-  return [=](std::int64_t step) { return std::pow(factor, static_cast<double>(std::max<std::int64_t>(step, 0) / every)); };
+  return
+      [=](std::int64_t step) { return std::pow(factor, static_cast<double>(std::max<std::int64_t>(step, 0) / every)); };
 }
 
 struct OneCycleOptions {
@@ -71,9 +72,9 @@ struct OneCycleOptions {
   double end_divisor = 10000;  ///< the last rate is the first one / end_divisor; at least 1
 };
 
-/// One cycle over `total` steps, total >= 1: half a cosine wave from 1 / start_divisor up to 1, which is reached at step
-/// `peak_at * total - 1`, and another one down to the last rate at step `total - 1`. The optimizer's learning rate is the
-/// peak (Smith and Topin 2018, "Super-Convergence", with the cosines of fastai; as torch's OneCycleLR).
+/// One cycle over `total` steps, total >= 1: half a cosine wave from 1 / start_divisor up to 1, which is reached at
+/// step `peak_at * total - 1`, and another one down to the last rate at step `total - 1`. The optimizer's learning rate
+/// is the peak (Smith and Topin 2018, "Super-Convergence", with the cosines of fastai; as torch's OneCycleLR).
 inline auto one_cycle(std::int64_t total, OneCycleOptions options = {}) {
   detail::need_steps(total, "one_cycle");
   detail::need_rate(options.peak_at >= 0 && options.peak_at <= 1, "one_cycle", "peak_at must lie in [0, 1].");
@@ -109,9 +110,10 @@ class Schedule {
     if (!rate_) throw std::invalid_argument("Schedule: the function is empty. Pass a rate, such as constant().");
   }
 
-  /// Sets the rates for optimizer step number `step`, counted from 0. Call it before the first step, after every applied
-  /// step and after a resume; a skipped step leaves the rates alone. Throws std::invalid_argument, and changes nothing,
-  /// when the rate is negative or not finite, or when the optimizer has fewer groups than before (after load(): other).
+  /// Sets the rates for optimizer step number `step`, counted from 0. Call it before the first step, after every
+  /// applied step and after a resume; a skipped step leaves the rates alone. Throws std::invalid_argument, and changes
+  /// nothing, when the rate is negative or not finite, or when the optimizer has fewer groups than before (after
+  /// load(): other).
   void apply(auto& optimizer, std::int64_t step) {
     const double rate = rate_(step);
     if (!detail::is_rate(rate))
@@ -134,17 +136,17 @@ class Schedule {
 };
 
 struct ReduceOnPlateauOptions {
-  double factor = 0.1;        ///< every reduction multiplies the rates by this, in (0, 1]; 1 switches the policy off
+  double factor = 0.1;         ///< every reduction multiplies the rates by this, in (0, 1]; 1 switches the policy off
   std::int64_t patience = 10;  ///< bad checks in a row that are tolerated: the next one reduces
-  double min_delta = 1e-4;    ///< a check is good when it beats the best one by more than this
-  bool relative = true;       ///< min_delta is a share of |best|
+  double min_delta = 1e-4;     ///< a check is good when it beats the best one by more than this
+  bool relative = true;        ///< min_delta is a share of |best|
   Goal goal = Goal::minimize;
   std::int64_t cooldown = 0;  ///< checks after a reduction that do not count as bad
   double min_rate = 0;        ///< the multiplier of the base learning rates never falls below this, in [0, 1]
 };
 
-/// Lowers the learning rates when a metric has stopped improving, as torch's ReduceLROnPlateau does (options of the same
-/// meaning and default; `min_rate` is a multiplier).
+/// Lowers the learning rates when a metric has stopped improving, as torch's ReduceLROnPlateau does (options of the
+/// same meaning and default; `min_rate` is a multiplier).
 ///
 ///     frugal::ReduceOnPlateau plateau({.factor = 0.5, .patience = 2});
 ///     plateau.observe(validate());          // after every check; a metric that is not finite is a bad check
@@ -165,7 +167,8 @@ class ReduceOnPlateau {
     need(options.min_rate >= 0 && options.min_rate <= 1, "min_rate is a multiplier in [0, 1].");
   }
 
-  /// Sets every group's learning rate to its base rate (at first sight) times multiplier(). Same contract as Schedule's.
+  /// Sets every group's learning rate to its base rate (at first sight) times multiplier(). Same contract as
+  /// Schedule's.
   void apply(auto& optimizer, std::int64_t /*step*/) { base_.apply(optimizer, multiplier_, "ReduceOnPlateau"); }
 
   /// One check of the metric.

@@ -5,10 +5,12 @@
 #include <map>
 #include <string>
 
-/// Counts LibTorch's operator calls while it lives. `aten::_local_scalar_dense` is what reads a value back from a device.
+/// Counts LibTorch's operator calls while it lives. `aten::_local_scalar_dense` is what reads a value back from a
+/// device.
 class Operators {
  public:
-  Operators() : handle_(at::addThreadLocalCallback(at::RecordFunctionCallback(&note).scopes({at::RecordScope::FUNCTION}))) {
+  Operators()
+      : handle_(at::addThreadLocalCallback(at::RecordFunctionCallback(&note).scopes({at::RecordScope::FUNCTION}))) {
     counts().clear();
   }
   Operators(const Operators&) = delete;

@@ -24,8 +24,8 @@ namespace frugal::inline v0::detail {
 
 // Autocast to `dtype`, or none at all, for one region of one thread. Every exit restores what the entry found.
 //
-// LibTorch keeps the casts of weights in one cache per process and never empties it in C++. It is cleared on entry (casts
-// of an outer region may be older than the last step) and on exit (so may these, at the next entry).
+// LibTorch keeps the casts of weights in one cache per process and never empties it in C++. It is cleared on entry
+// (casts of an outer region may be older than the last step) and on exit (so may these, at the next entry).
 class [[nodiscard]] AutocastRegion {
  public:
   AutocastRegion(at::DeviceType device, std::optional<at::ScalarType> dtype)

@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-// The learning rates that an optimizer started with, and their product with a factor. Keeping them is what makes a factor
-// absolute: applied twice, or after a resume with multiplied rates, it never compounds.
+// The learning rates that an optimizer started with, and their product with a factor. Keeping them is what makes a
+// factor absolute: applied twice, or after a resume with multiplied rates, it never compounds.
 namespace frugal::inline v0::detail {
 
 class BaseRates {

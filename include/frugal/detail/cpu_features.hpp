@@ -28,8 +28,8 @@ inline std::uint64_t saved_register_state() {
   return (std::uint64_t{high} << 32) | low;
 }
 
-// Bits from the Intel Architecture Instruction Set Extensions reference, leaf 7. Read raw: older compilers have no names
-// for these features. AMX also wants arch_prctl, which oneDNN asks for itself before its first tile.
+// Bits from the Intel Architecture Instruction Set Extensions reference, leaf 7. Read raw: older compilers have no
+// names for these features. AMX also wants arch_prctl, which oneDNN asks for itself before its first tile.
 inline CpuFeatures cpu_features() {
   const std::uint64_t state = saved_register_state();
   constexpr std::uint64_t avx512_state = 0xE6, amx_state = 0x60000;

@@ -12,25 +12,33 @@
 
 namespace frugal::inline v0::detail {
 
+struct NoGroup {
+  std::vector<at::Tensor> params() const { return {}; }
+};
+
 // The groups of an optimizer, each with params().
 decltype(auto) groups_of(auto& optimizer) {
-  static_assert(requires { optimizer.param_groups(); },
-                "frugal: this optimizer does not show its parameters. Give it param_groups(), a range of groups that have "
-                "params().");
-  return optimizer.param_groups();
+  constexpr bool shown = requires { optimizer.param_groups(); };
+  static_assert(shown,
+                "frugal: this optimizer does not show its parameters. Give it param_groups(), a range of groups "
+                "that have params().");
+  if constexpr (shown) return optimizer.param_groups();
+  else return std::vector<NoGroup>();  // the assertion has spoken, and no second error may follow it
 }
 
-// The gradients of an optimizer as lists for foreach kernels, which want one device and one dtype per call. The lists are
-// kept between steps, so a steady step allocates nothing; the tensors in them are not, so zero_grad frees its memory.
+// The gradients of an optimizer as lists for foreach kernels, which want one device and one dtype per call. The lists
+// are kept between steps, so a steady step allocates nothing; the tensors in them are not, so zero_grad frees its
+// memory.
 class Gradients {
  public:
-  // Calls use(list) for every (device, dtype), with gradient recording off. In the lists: the values of a sparse gradient
-  // (coalesced: a sum of duplicates may overflow although no part does), the real view of a complex one; no empty ones.
+  // Calls use(list) for every (device, dtype), with gradient recording off. In the lists: the values of a sparse
+  // gradient (coalesced: a sum of duplicates may overflow although no part does), the real view of a complex one; no
+  // empty ones.
   void each_kind(auto& optimizer, auto&& use) {
     const c10::NoGradGuard off;
     const Emptied emptied{kinds_};
-    for (auto& group : groups_of(optimizer))
-      for (auto& parameter : group.params()) add(parameter);
+    for (auto&& group : groups_of(optimizer))
+      for (const at::Tensor& parameter : group.params()) add(parameter);
     for (auto& kind : kinds_)
       if (!kind.empty()) use(kind);
   }

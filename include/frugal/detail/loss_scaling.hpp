@@ -17,14 +17,14 @@ namespace frugal::inline v0::detail {
 
 // What tells optimizers apart, also when a wrapper hands one on: the first parameter, which no two share.
 const void* identity_of(auto& optimizer) {
-  for (auto& group : groups_of(optimizer))
-    for (auto& parameter : group.params())
+  for (auto&& group : groups_of(optimizer))
+    for (const at::Tensor& parameter : group.params())
       if (parameter.defined()) return parameter.unsafeGetTensorImpl();
   return nullptr;
 }
 
-// One optimizer's unfinished window: the pass over its gradients and what that found. Kept between steps with its scratch
-// tensors, one pair per device.
+// One optimizer's unfinished window: the pass over its gradients and what that found. Kept between steps with its
+// scratch tensors, one pair per device.
 class UnscaledWindow {
  public:
   explicit UnscaledWindow(const void* optimizer) : optimizer_(optimizer) {}
@@ -32,7 +32,8 @@ class UnscaledWindow {
   bool belongs_to(const void* optimizer) const { return optimizer_ == optimizer; }
   bool open() const { return open_; }
 
-  // Multiplies the gradients by `factor` and notes what is not finite: one kernel per (device, dtype), nothing read back.
+  // Multiplies the gradients by `factor` and notes what is not finite: one kernel per (device, dtype), nothing read
+  // back.
   void unscale(auto& optimizer, Gradients& gradients, double factor) {
     open_ = true;
     for (auto& flag : flags_) flag.used = false;
@@ -79,8 +80,8 @@ class UnscaledWindow {
   std::vector<Flag> flags_;
 };
 
-// The scaler, and what happened since it last moved. Several optimizers may step between two losses; the scale moves once
-// for all of them, when the next loss is scaled, so that the gradients of one window all carry the same scale.
+// The scaler, and what happened since it last moved. Several optimizers may step between two losses; the scale moves
+// once for all of them, when the next loss is scaled, so that the gradients of one window all carry the same scale.
 class LossScaling {
  public:
   explicit LossScaling(const LossScalerOptions& options) : scaler_(options) {}
@@ -93,7 +94,8 @@ class LossScaling {
 
   void unscale(auto& optimizer, Gradients& gradients, double factor) {
     UnscaledWindow& window = window_of(optimizer);
-    TORCH_CHECK(!window.open(), "AmpPolicy: unscale() was called twice in one window, which would divide by the scale "
+    TORCH_CHECK(!window.open(),
+                "AmpPolicy: unscale() was called twice in one window, which would divide by the scale "
                 "twice. Call it once per optimizer, after the last backward() and before step().");
     window.unscale(optimizer, gradients, factor / scaler_.scale());
   }
@@ -114,13 +116,20 @@ class LossScaling {
     if (stepped_) overflowed_ ? scaler.overflowed() : scaler.applied();
     return scaler;
   }
+  void reset() {
+    scaler_.reset();
+    forget_windows();
+  }
   void load(auto& in) {
     scaler_.load(in);
-    windows_.clear();
-    stepped_ = overflowed_ = false;
+    forget_windows();
   }
 
  private:
+  void forget_windows() {
+    windows_.clear();
+    stepped_ = overflowed_ = false;
+  }
   void settle() {
     if (!std::exchange(stepped_, false)) return;
     std::exchange(overflowed_, false) ? scaler_.overflowed() : scaler_.applied();

@@ -13,9 +13,9 @@ namespace frugal::inline v0::detail {
 
 enum class NumericMode { tf32, bit_exact };
 
-// One owner's share in a process-wide numeric mode. The first owner notes LibTorch's switches and sets them, the last one
-// restores what the first one found; the two modes contradict each other, so only one is in force at a time. LibTorch
-// reads its switches without a lock: begin and end a mode while no other thread computes.
+// One owner's share in a process-wide numeric mode. The first owner notes LibTorch's switches and sets them, the last
+// one restores what the first one found; the two modes contradict each other, so only one is in force at a time.
+// LibTorch reads its switches without a lock: begin and end a mode while no other thread computes.
 class NumericShare {
  public:
   NumericShare() = default;

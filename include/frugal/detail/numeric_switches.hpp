@@ -9,8 +9,9 @@
 // LibTorch's process-wide numeric switches, for policies that change them: counted by owner, restored by the last one.
 namespace frugal::inline v0::detail {
 
-// The switches behind TF32. LibTorch has an old interface (one switch for cuBLAS, one for cuDNN) and a new one (a precision
-// per operator, which may inherit), and its readers throw when the two disagree. So both are always set together.
+// The switches behind TF32. LibTorch has an old interface (one switch for cuBLAS, one for cuDNN) and a new one (a
+// precision per operator, which may inherit), and its readers throw when the two disagree. So both are always set
+// together.
 class Float32Switches {
  public:
   // Notes the present state and sets TF32 on or off.
@@ -46,7 +47,8 @@ class Float32Switches {
   static void put_back(at::Float32Backend backend, at::Float32Op op, at::Float32Precision precision) {
     auto& context = at::globalContext();
     if (context.float32Precision(backend, op) == precision) return;
-    context.setFloat32Precision(backend, op, at::Float32Precision::NONE);  // inherits, as it did if that gives the value
+    context.setFloat32Precision(backend, op,
+                                at::Float32Precision::NONE);  // inherits, as it did if that gives the value
     if (context.float32Precision(backend, op) != precision) context.setFloat32Precision(backend, op, precision);
   }
 

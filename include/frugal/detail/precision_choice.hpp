@@ -54,7 +54,8 @@ inline PrecisionChoice choose_precision(std::optional<Precision> in_code, const 
     return capability.best() == Precision::bf16
                ? allowed(Precision::bf16, "which this CPU computes in hardware", capability)
                : PrecisionChoice{Precision::fp32, "fp32, because " + capability.missing(Precision::bf16) + "."};
-  const std::string sm = "compute capability " + std::to_string(capability.major) + "." + std::to_string(capability.minor);
+  const std::string sm =
+      "compute capability " + std::to_string(capability.major) + "." + std::to_string(capability.minor);
   if (capability.best() == Precision::fp32)
     return {Precision::fp32, "fp32, because " + capability.missing(Precision::fp16) + "."};
   return allowed(capability.best(), "the fastest of " + sm, capability);
@@ -63,8 +64,10 @@ inline PrecisionChoice choose_precision(std::optional<Precision> in_code, const 
 // Equal bits on a GPU need a fixed cuBLAS workspace, which cuBLAS reads once, before the program can set it.
 inline void check_cublas_workspace() {
   const std::string workspace = environment("CUBLAS_WORKSPACE_CONFIG");
-  TORCH_CHECK(workspace == ":4096:8" || workspace == ":16:8", "AmpPolicy: bit-exact on a GPU needs a fixed cuBLAS "
-              "workspace, but CUBLAS_WORKSPACE_CONFIG is '", workspace,
+  TORCH_CHECK(workspace == ":4096:8" || workspace == ":16:8",
+              "AmpPolicy: bit-exact on a GPU needs a fixed cuBLAS "
+              "workspace, but CUBLAS_WORKSPACE_CONFIG is '",
+              workspace,
               "'. Start the program with CUBLAS_WORKSPACE_CONFIG=:4096:8 (or :16:8, slower with less memory).");
 }
 

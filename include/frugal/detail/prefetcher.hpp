@@ -13,14 +13,18 @@
 
 namespace frugal::inline v0::detail {
 
-// Makes the items first, first + 1, ... up to `last` (exclusive) on a thread of its own, in order, and at most `ahead` of
-// them before somebody takes them. An exception of `make` comes out of the take() that would have returned its item;
+// Makes the items first, first + 1, ... up to `last` (exclusive) on a thread of its own, in order, and at most `ahead`
+// of them before somebody takes them. An exception of `make` comes out of the take() that would have returned its item;
 // nothing is made after it. Destruction waits for the item in the making, drops the rest and joins the thread.
 template <class Item>
 class Prefetcher {
  public:
   Prefetcher(std::int64_t first, std::int64_t last, std::int64_t ahead, std::function<Item(std::int64_t)> make)
-      : made_(first), taken_(first), last_(last), ring_(static_cast<std::size_t>(ahead)), make_(std::move(make)),
+      : made_(first),
+        taken_(first),
+        last_(last),
+        ring_(static_cast<std::size_t>(ahead)),
+        make_(std::move(make)),
         worker_([this] { work(); }) {}
   Prefetcher(const Prefetcher&) = delete;
   Prefetcher& operator=(const Prefetcher&) = delete;
@@ -39,10 +43,10 @@ class Prefetcher {
     ready_.wait(lock, [this] { return taken_ < made_ || failed_ || taken_ == last_; });
     return take_ready();
   }
-  // The next item if it is there already. Throws as take() does.
+  // The next item if it is there already. Never throws: a failure waits for take().
   std::optional<Item> try_take() {
     std::lock_guard lock(mutex_);
-    return take_ready();
+    return taken_ < made_ ? take_ready() : std::nullopt;
   }
 
  private:

@@ -8,8 +8,8 @@
 #include <span>
 #include <utility>
 
-// Which samples a micro-batch holds: an order of the samples, and a partition of that order. Both are pure functions, the
-// same on every platform and with every library version, because a checkpoint holds a position in them.
+// Which samples a micro-batch holds: an order of the samples, and a partition of that order. Both are pure functions,
+// the same on every platform and with every library version, because a checkpoint holds a position in them.
 namespace frugal::inline v0::detail {
 
 // The finaliser of SplitMix64 (Steele, Lea, Flood 2014): every bit of the input changes half of the output's.
@@ -26,7 +26,7 @@ class Random {
   constexpr std::uint64_t next() { return mixed(state_ += golden); }
   // Uniform in [0, bound): draws of the fewest bits that hold it are repeated until one fits, so nothing is favoured.
   constexpr std::uint64_t below(std::uint64_t bound) {
-    const std::uint64_t mask = std::bit_ceil(bound) - 1;
+    const std::uint64_t mask = ~std::uint64_t{0} >> std::countl_zero((bound - 1) | 1);
     for (;;)
       if (const std::uint64_t drawn = next() & mask; drawn < bound) return drawn;
   }
@@ -55,9 +55,7 @@ inline void shuffle_samples(std::span<std::int64_t> order, std::uint64_t seed, s
 struct Partition {
   std::int64_t samples, batch_size, micro_batch;
 
-  struct Part {
-    std::int64_t first, count;
-  };
+  struct Part { std::int64_t first, count; };
 
   // Micro-batches of a whole effective batch.
   constexpr std::int64_t steps() const { return ceil(batch_size, micro_batch); }
@@ -65,8 +63,8 @@ struct Partition {
   constexpr std::int64_t size() const {
     return samples / batch_size * steps() + ceil(samples % batch_size, micro_batch);
   }
-  // Micro-batch `i` lies within one effective batch. The parts of one batch differ by one sample at most, the larger ones
-  // first: a remainder of a single sample would break batch normalisation.
+  // Micro-batch `i` lies within one effective batch. The parts of one batch differ by one sample at most, the larger
+  // ones first: a remainder of a single sample would break batch normalisation.
   constexpr Part part(std::int64_t i) const {
     const std::int64_t begin = i / steps() * batch_size, count = std::min(batch_size, samples - begin);
     const std::int64_t parts = ceil(count, micro_batch), each = count / parts, larger = count % parts, at = i % steps();
