@@ -14,6 +14,13 @@ inline frugal::detail::State stored(auto&... arguments) {
   return state;
 }
 
+/// Dtype, shape and bits.
+inline bool same_bits(const at::Tensor& one, const at::Tensor& other) {
+  if (one.scalar_type() != other.scalar_type() || one.sizes() != other.sizes()) return false;
+  const auto bytes = [](const at::Tensor& tensor) { return tensor.contiguous().reshape({-1}).view(at::kByte); };
+  return one.numel() == 0 || at::equal(bytes(one), bytes(other));
+}
+
 /// The name of the first value or tensor whose bits differ; empty: there is none.
 inline std::string difference(const frugal::detail::State& one, const frugal::detail::State& other) {
   const auto first = [](const auto& a, const auto& b, auto&& same) -> std::string {
@@ -22,11 +29,6 @@ inline std::string difference(const frugal::detail::State& one, const frugal::de
     for (const auto& [name, value] : b)
       if (!a.contains(name)) return name;
     return {};
-  };
-  const auto same_bits = [](const at::Tensor& a, const at::Tensor& b) {
-    if (a.scalar_type() != b.scalar_type() || a.sizes() != b.sizes()) return false;
-    const auto bytes = [](const at::Tensor& t) { return t.contiguous().reshape({-1}).view(at::kByte); };
-    return a.numel() == 0 || at::equal(bytes(a), bytes(b));
   };
   const std::string name = first(one.values, other.values, [](const auto& a, const auto& b) { return a == b; });
   return name.empty() ? first(one.tensors, other.tensors, same_bits) : name;

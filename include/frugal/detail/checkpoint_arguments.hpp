@@ -33,7 +33,7 @@ concept OptimizerLike = requires(Type& argument) {
 };
 
 template <class Type>
-constexpr bool has_state = ModuleLike<Type> || OptimizerLike<Type> || Stateful<Type>;
+constexpr bool has_state = ModuleLike<Type> || OptimizerLike<Type> || Stateful<std::remove_const_t<Type>>;
 
 // Says so, in one sentence, where an argument would be left out of the checkpoint.
 template <class... Arguments>
@@ -87,17 +87,25 @@ class Sections {
   std::map<std::string, int> seen_;
 };
 
-// Calls module(section, argument), optimizer(section, argument) and object(section, argument) for the arguments, in order.
+// What is saved of an argument: what it points to, where it is a holder or a smart pointer.
+auto& target_of(auto& argument) {
+  if constexpr (ModuleLike<decltype(argument)>) return module_of(argument);
+  else if constexpr (OptimizerLike<decltype(argument)>) return optimizer_of(argument);
+  else return argument;
+}
+
+// Calls module(section, target), optimizer(section, target) and object(section, target) for the arguments, in order. One
+// argument may be two of them.
 template <class... Arguments>
 void each_section(auto&& module, auto&& optimizer, auto&& object, Arguments&... arguments) {
   Sections sections;
-  const auto visit = [&]<class Type>(Type& argument) {
-    using Plain = std::remove_const_t<Type>;
-    if constexpr (ModuleLike<Type>) module(sections.next("model"), module_of(argument));
-    if constexpr (OptimizerLike<Type>) optimizer(sections.next("optimizer"), optimizer_of(argument));
-    if constexpr (Stateful<Plain>) object(sections.next("state/" + std::string(section_of<Plain>())), argument);
+  const auto visit = [&]<class Target>(Target& target) {
+    using Plain = std::remove_const_t<Target>;
+    if constexpr (ModuleLike<Target>) module(sections.next("model"), target);
+    if constexpr (OptimizerLike<Target>) optimizer(sections.next("optimizer"), target);
+    if constexpr (Stateful<Plain>) object(sections.next("state/" + std::string(section_of<Plain>())), target);
   };
-  (visit(arguments), ...);
+  (visit(target_of(arguments)), ...);
 }
 
 }  // namespace frugal::inline v0::detail

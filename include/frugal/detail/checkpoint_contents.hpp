@@ -21,6 +21,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -28,6 +29,10 @@
 namespace frugal::inline v0::detail {
 
 inline constexpr std::int64_t checkpoint_format = 1;
+
+// An optimizer of a user's own, with save(out) and load(in).
+template <class Optimizer>
+concept SavesItself = Stateful<std::remove_const_t<Optimizer>>;
 
 // Parameters and buffers, and the parameters that are in no module but in an optimizer.
 template <class... Arguments>
@@ -48,7 +53,9 @@ State collect(const Progress& progress, Arguments&... arguments) {
   const ParameterNames names(arguments...);
   save_weights(state, names, arguments...);
   each_section([](const std::string&, auto&) {},
-               [&](const std::string& section, auto& optimizer) { save_optimizer(state, section, optimizer, names); },
+               [&]<class Optimizer>(const std::string& section, Optimizer& optimizer) {
+                 if constexpr (!SavesItself<Optimizer>) save_optimizer(state, section, optimizer, names);
+               },
                [&](const std::string& section, const auto& object) { save_object(state, section, object); }, arguments...);
   if ((is_pending(arguments) || ...)) save_gradients(state, names);
   StateOut random(state, "rng");
@@ -120,8 +127,9 @@ Progress restore_all(const State& saved, Arguments&... arguments) {
   std::vector<std::function<void()>> apply;
   apply.push_back([&] { copy_weights(saved, live); });
   each_section([](const std::string&, auto&) {},
-               [&](const std::string& section, auto& optimizer) {
-                 apply.push_back(prepare_optimizer(saved, section, optimizer, names));
+               [&]<class Optimizer>(const std::string& section, Optimizer& optimizer) {
+                 if constexpr (!SavesItself<Optimizer>)
+                   apply.push_back(prepare_optimizer(saved, section, optimizer, names));
                },
                [](const std::string&, auto&) {}, arguments...);
   apply.push_back(prepare_gradients(saved, names));
