@@ -4,13 +4,18 @@
 #include <frugal/detail/storage_local.hpp>
 
 #include <cerrno>
+#include <cstddef>
+#include <cstdio>
 #include <csignal>
+#include <fcntl.h>
 #include <filesystem>
 #include <fstream>
 #include <optional>
 #include <stdexcept>
 #include <string>
 #include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <system_error>
 #include <thread>
@@ -18,6 +23,54 @@
 #include <unistd.h>
 #include <utility>
 #include <vector>
+
+namespace {
+
+// What this thread asks of the system from here on, and what goes wrong with it.
+struct SystemCalls {
+  std::vector<std::string> order = {};
+  int file_sync_error = 0, directory_sync_error = 0;  // errno
+  bool disturbed = false;                             // every second call is interrupted; at most 3 bytes a write
+  int calls = 0;
+
+  bool interrupted() { return disturbed && ++calls % 2 == 1 && (errno = EINTR); }
+};
+thread_local SystemCalls* watched = nullptr;
+
+class Watch {
+ public:
+  explicit Watch(SystemCalls& calls) { watched = &calls; }
+  Watch(const Watch&) = delete;
+  ~Watch() { watched = nullptr; }
+};
+
+}  // namespace
+
+// The program's own definitions of these come before the C library's.
+extern "C" int fsync(int file) {
+  if (watched) {
+    struct stat status {};
+    ::fstat(file, &status);
+    const bool directory = S_ISDIR(status.st_mode);
+    if (watched->interrupted()) return -1;
+    watched->order.push_back(directory ? "sync directory" : "sync file");
+    errno = directory ? watched->directory_sync_error : watched->file_sync_error;
+    if (errno != 0) return -1;
+  }
+  return static_cast<int>(::syscall(SYS_fsync, file));
+}
+extern "C" int rename(const char* from, const char* to) noexcept {
+  if (watched) watched->order.push_back("rename");
+  return static_cast<int>(::syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0));
+}
+extern "C" ssize_t write(int file, const void* bytes, size_t size) {
+  if (watched) {
+    if (watched->interrupted()) return -1;
+    watched->order.push_back("write");
+    if (watched->disturbed && size > 3) size = 3;
+  }
+  return ::syscall(SYS_write, file, bytes, size);
+}
 
 namespace {
 
@@ -121,6 +174,64 @@ TEST_CASE("a relative path without a directory means the current one", "[storage
   store("plain", "here");
   fs::current_path(before);
   CHECK(read_text(folder / "plain") == "here");
+}
+
+TEST_CASE("a commit: the file is durable before it is visible, and then its name", "[storage]") {
+  const TemporaryDirectory folder;
+  SystemCalls calls;
+  {
+    const Watch watch(calls);
+    store(folder / "a", "text");
+  }
+  CHECK(calls.order == std::vector<std::string>{"write", "sync file", "rename", "sync directory"});
+}
+
+TEST_CASE("a new directory is durable in the one that holds it", "[storage]") {
+  const TemporaryDirectory folder;
+  SystemCalls calls;
+  {
+    const Watch watch(calls);
+    frugal::detail::make_directory(folder / "x/y");
+  }
+  CHECK(calls.order == std::vector<std::string>{"sync directory", "sync directory"});
+}
+
+TEST_CASE("interrupted calls go on, short writes too", "[storage]") {
+  const TemporaryDirectory folder;
+  SystemCalls calls{.disturbed = true};
+  {
+    const Watch watch(calls);
+    store(folder / "a", "seven letters");
+  }
+  CHECK(read_text(folder / "a") == "seven letters");
+  CHECK(calls.order.size() == 5 + 3);
+}
+
+TEST_CASE("what could not be made durable does not replace the old file", "[storage]") {
+  const TemporaryDirectory folder;
+  store(folder / "a", "old");
+  SystemCalls broken{.file_sync_error = EIO};
+  {
+    const Watch watch(broken);
+    CHECK_THROWS_WITH(store(folder / "a", "new"), ContainsSubstring("cannot make durable"));
+  }
+  CHECK(read_text(folder / "a") == "old");
+  CHECK(folder.size() == 1);
+}
+
+TEST_CASE("a name that could not be made durable is an error, unless the file system knows no such thing", "[storage]") {
+  const TemporaryDirectory folder;
+  SystemCalls broken{.directory_sync_error = EIO}, simple{.directory_sync_error = EINVAL};
+  {
+    const Watch watch(broken);
+    CHECK_THROWS_WITH(store(folder / "a", "new"), ContainsSubstring("directory") && ContainsSubstring(folder.path().string()));
+  }
+  CHECK(read_text(folder / "a") == "new");  // in place, complete
+  {
+    const Watch watch(simple);
+    CHECK_NOTHROW(store(folder / "b", "new"));
+  }
+  CHECK(folder.size() == 2);
 }
 
 TEST_CASE("what cannot be done is an error that names the file", "[storage]") {
