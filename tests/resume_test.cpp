@@ -30,7 +30,9 @@ struct RandomState {
     out << generator;
     return {out.str()};
   }
-  void restore() const { std::istringstream(state) >> generator; }
+  void restore() const {
+    if (!state.empty()) std::istringstream(state) >> generator;
+  }
   void save(auto& out) const { out.write("random", state); }
   void load(auto& in) { in.read("random", state); }
 };
@@ -128,6 +130,7 @@ Outcome train(auto batches, auto window, int every) {
     Trainer trainer{model, optimizer, loss, GradAccumulator(window(attempt)), Checkpoints{disk}, Interruption{&asked},
                     EarlyStopper({.patience = 100})};
     CHECK(trainer.resume() == (attempt > 0));
+    if (attempt > 0) generator();  // whoever draws here leaves no trace
     auto data = batches(attempt);
     const RunReport report = trainer.fit(data, validate, {.epochs = 4});
     if (report.reason != StopReason::preempted)

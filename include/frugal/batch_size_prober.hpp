@@ -22,14 +22,15 @@
 ///     auto plan = frugal::BatchSizeProber{}.plan(256, model, optimizer, sample, loss, amp);
 ///     frugal::GradAccumulator accumulator(plan.steps);                           // 256 with 85 fitting: 4 x 64
 ///
-/// A trial is a training step as it will be: forward in the precision of the policy, backward, an optimizer step with its
-/// state, then once more with that state in memory, and with the gradients of another micro-batch where the plan
+/// A trial is a training step as it will be: forward in the precision of the policy, backward, an optimizer step with
+/// its state, then once more with that state in memory, and with the gradients of another micro-batch where the plan
 /// accumulates. Afterwards model, optimizer, gradients, random generators and the policy are bit for bit what they were
 /// (StateGuard; a copy of model and optimizer state in host memory).
 ///
-/// Trials begin at 32 samples and go below only when they must, and to a single sample (which BatchNorm refuses) only when
-/// two do not fit. They grow fourfold, then halve the gap. Where memory is measured, on an accelerator or by a trial that
-/// returns MemoryUse, a line through the measurements takes the place of halving: three or four trials are usual.
+/// Trials begin at 32 samples and go below only when they must, and to a single sample (which BatchNorm refuses) only
+/// when two do not fit. They grow fourfold, then halve the gap. Where memory is measured, on an accelerator or by a
+/// trial that returns MemoryUse, a line through the measurements takes the place of halving: three or four trials are
+/// usual.
 ///
 /// What does not fit must throw. An accelerator does; a CPU on Linux promises memory that it does not have and ends the
 /// process when it is used: set `max` there. Device code not yet run on a GPU.
@@ -43,11 +44,9 @@ struct BatchSizeProberOptions {
 };
 
 /// `steps` micro-batches of at most `micro_batch` samples make one optimizer step on `effective` samples:
-/// steps = ceil(effective / largest that fits), micro_batch = ceil(effective / steps). Split the effective batch evenly, as
-/// Batches does: 256 in 7 steps is 36 or 37 samples each.
-struct BatchPlan {
-  std::int64_t micro_batch, steps, effective;
-};
+/// steps = ceil(effective / largest that fits), micro_batch = ceil(effective / steps). Split the effective batch
+/// evenly, as Batches does: 256 in 7 steps is 36 or 37 samples each.
+struct BatchPlan { std::int64_t micro_batch, steps, effective; };
 
 /// The search; see the top of this header. It runs before training and is no part of a Trainer.
 class BatchSizeProber {
@@ -63,18 +62,19 @@ class BatchSizeProber {
     TORCH_CHECK(options.max_trials >= 1, "BatchSizeProber: max_trials is ", options.max_trials, ". Allow at least 1.");
   }
 
-  /// Plans for a trial of your own: `trial(n)` makes one full step with n samples, undoes it, and throws when n is too big;
-  /// it may return MemoryUse. What fits must be monotone in n. Neither the plan nor a trial is larger than min(max,
-  /// effective); the plan is never larger than a size that was tried and succeeded. Where memory is
-  /// not measured there is no margin at that upper end, nor for micro-batches of one or two. Throws when not even `min` fits; any error that is not out of memory comes through.
+  /// Plans for a trial of your own: `trial(n)` makes one full step with n samples, undoes it, and throws when n is too
+  /// big; it may return MemoryUse. What fits must be monotone in n. Neither the plan nor a trial is larger than
+  /// min(max, effective); the plan is never larger than a size that was tried and succeeded. Where memory is
+  /// not measured there is no margin at that upper end, nor for micro-batches of one or two. Throws when not even `min`
+  /// fits; any error that is not out of memory comes through.
   template <class Trial>
   BatchPlan plan(std::int64_t effective, Trial&& trial) {
     constexpr bool measured = std::is_convertible_v<decltype(trial(effective)), MemoryUse>;
     return plan_for(effective, trial, measured ? Margin::memory : Margin::size);
   }
 
-  /// Plans for a model in full precision: `make_batch(n)` gives a batch of n samples on the model's device, `loss(model,
-  /// batch)` its mean loss, or Weighted.
+  /// Plans for a model in full precision: `make_batch(n)` gives a batch of n samples on the model's device,
+  /// `loss(model, batch)` its mean loss, or Weighted.
   template <class Model, class Optimizer, class MakeBatch, class Loss>
   BatchPlan plan(std::int64_t effective, Model& model, Optimizer& optimizer, MakeBatch&& make_batch, Loss&& loss) {
     detail::ModelTrial trial(effective, model, optimizer, make_batch, loss);
@@ -86,8 +86,9 @@ class BatchSizeProber {
   BatchPlan plan(std::int64_t effective, Model& model, Optimizer& optimizer, MakeBatch&& make_batch, Loss&& loss,
                  Precision& precision) {
     constexpr bool fits = detail::plays<Role::precision, Precision> && PrecisionPolicy<Precision, Optimizer>;
-    static_assert(fits, "BatchSizeProber: the last argument must be a precision policy. Pass the AmpPolicy that training "
-                        "will use.");
+    static_assert(fits,
+                  "BatchSizeProber: the last argument must be a precision policy. Pass the AmpPolicy that training "
+                  "will use.");
     if constexpr (fits) {
       detail::ModelTrial trial(effective, model, optimizer, make_batch, loss);
       const auto once = [&](std::int64_t size) { return trial(size, precision); };
@@ -97,8 +98,8 @@ class BatchSizeProber {
     }
   }
 
-  /// The largest size in [min, max] that was tried and succeeded; exact when max_trials suffices, within two per cent where
-  /// memory is measured. No margin. Throws as plan() does.
+  /// The largest size in [min, max] that was tried and succeeded; exact when max_trials suffices, within two per cent
+  /// where memory is measured. No margin. Throws as plan() does.
   template <class Trial>
   std::int64_t largest(Trial&& trial) {
     detail::BatchTrials trials(trial, options_.max_trials, options_.min);
@@ -115,8 +116,8 @@ class BatchSizeProber {
  private:
   enum class Margin { memory, size };
 
-  // Only sizes that split the effective batch evenly are worth a trial, so the search is over the number of steps. A margin
-  // of the size is kept by trying that much more than is planned.
+  // Only sizes that split the effective batch evenly are worth a trial, so the search is over the number of steps. A
+  // margin of the size is kept by trying that much more than is planned.
   BatchPlan plan_for(std::int64_t effective, auto& trial, Margin margin) const {
     TORCH_CHECK(effective >= 1, "BatchSizeProber: the effective batch is ", effective, ". It must be at least 1.");
     const std::int64_t cap = std::min(options_.max, effective), floor = std::min(options_.min, cap);
@@ -126,13 +127,15 @@ class BatchSizeProber {
     const auto size_at = [&](std::int64_t i) {
       const std::int64_t planned = detail::ceil_div(effective, fewest + i);
       if (planned <= 2) return std::max(planned, floor);
-      const double size = std::ceil(static_cast<double>(planned) * more * (1 - 1e-12));  // 95 of 100 is 0.05, rounded or not
+      const double size =
+          std::ceil(static_cast<double>(planned) * more * (1 - 1e-12));  // 95 of 100 is 0.05, rounded or not
       return size < static_cast<double>(cap) ? std::max(static_cast<std::int64_t>(size), floor) : cap;
     };
     detail::BatchTrials trials(trial, options_.max_trials, floor);
     detail::BatchSearch search(most - fewest + 1, size_at);
-    std::int64_t steps = fewest + search.run([&](std::int64_t size) { return trials.fits(size, share); },
-                                             [&] { return trials.left(); }, [&] { return trials.line().largest(share); });
+    std::int64_t steps =
+        fewest + search.run([&](std::int64_t size) { return trials.fits(size, share); }, [&] { return trials.left(); },
+                            [&] { return trials.line().largest(share); });
     if (steps > most) {  // nothing leaves the margin free: without it, the smallest
       if (!trials.any() && trials.left()) trials.fits(floor, 1.0);
       steps = detail::ceil_div(effective, trials.smallest());

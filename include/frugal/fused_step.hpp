@@ -10,8 +10,8 @@
 #include <string>
 
 /// Steps LibTorch's optimizers through LibTorch's fused kernels: one pass over parameter, gradient and state instead of
-/// one per operation. Most of what is gained on models of many small parameters comes from the step counter, which is one
-/// tensor per step number here.
+/// one per operation. Most of what is gained on models of many small parameters comes from the step counter, which is
+/// one tensor per step number here.
 ///
 ///     torch::optim::AdamW optimizer(model->parameters(), 1e-3);
 ///     frugal::FusedStep fused;
@@ -21,21 +21,21 @@
 /// | torch::optim | options |
 /// |---|---|
 /// | `AdamW`, `Adam` | all, amsgrad included |
-/// | `SGD` | all: momentum, dampening, nesterov, weight decay; not in 16 bits on a CPU, where LibTorch's kernel is wrong |
+/// | `SGD` | all: momentum, dampening, nesterov, weight decay; not in 16 bits on a CPU: LibTorch's kernel is wrong |
 /// | `Adagrad` | all; a group that was added later gets its state here, where torch::optim fails |
 ///
-/// It works on the optimizer's own state and options: torch::optim's step() can take over at any time and back, options may
-/// change between steps, checkpoints and learning rate schedules need not know. The numbers differ from torch::optim's by
-/// rounding, about one unit in the last place per step.
+/// It works on the optimizer's own state and options: torch::optim's step() can take over at any time and back, options
+/// may change between steps, checkpoints and learning rate schedules need not know. The numbers differ from
+/// torch::optim's by rounding, about one unit in the last place per step.
 ///
-/// Where a kernel would be wrong, torch::optim steps that group, and only that one: parameters, gradients or state that are
-/// sparse, complex, of another dtype than float, double, bfloat16 or half, that differ in dtype, device or strides; memory
-/// that overlaps itself or has gaps; parameters that share memory (listed twice, views); devices other than CPU and CUDA.
-/// Any other optimizer, and a class derived from one of these four, is stepped by its own step().
+/// Where a kernel would be wrong, torch::optim steps that group, and only that one: parameters, gradients or state that
+/// are sparse, complex, of another dtype than float, double, bfloat16 or half, that differ in dtype, device or strides;
+/// memory that overlaps itself or has gaps; parameters that share memory (listed twice, views); devices other than CPU
+/// and CUDA. Any other optimizer, and a class derived from one of these four, is stepped by its own step().
 ///
-/// Costs: a steady step allocates nothing besides what the kernels allocate, reads nothing back from a device and holds no
-/// gradient after it. On CUDA, tensors whose strides differ in dimensions of size 1 only cost a few small allocations.
-/// Device code not yet run on a GPU.
+/// Costs: a steady step allocates nothing besides what the kernels allocate, reads nothing back from a device and holds
+/// no gradient after it. On CUDA, tensors whose strides differ in dimensions of size 1 only cost a few small
+/// allocations. Device code not yet run on a GPU.
 namespace frugal::inline v0 {
 
 /// Who steps the optimizers that FusedStep knows.
@@ -53,13 +53,14 @@ class FusedStep {
   explicit FusedStep(FusedStepOptions options = {}) : options_(options) {}
 
   /// Makes one step with the gradients that are there, as optimizer.step() does; parameters without a gradient are left
-  /// alone, their counters too. Call it where you would call optimizer.step(); update() and the Trainer do, and only when
-  /// the step is not skipped. An optimizer that needs a closure (LBFGS) does not compile.
+  /// alone, their counters too. Call it where you would call optimizer.step(); update() and the Trainer do, and only
+  /// when the step is not skipped. An optimizer that needs a closure (LBFGS) does not compile.
   template <class Optimizer>
   void step(Optimizer& optimizer) {
     constexpr bool steps_alone = requires { optimizer.step(); };
-    static_assert(steps_alone, "FusedStep: an optimizer that needs a closure (LBFGS) has no fused kernel. Call its "
-                               "step(closure) yourself, or use AdamW.");
+    static_assert(steps_alone,
+                  "FusedStep: an optimizer that needs a closure (LBFGS) has no fused kernel. Call its "
+                  "step(closure) yourself, or use AdamW.");
     if constexpr (std::derived_from<Optimizer, torch::optim::Optimizer> && steps_alone) {
       whole_ = nullptr;
       if (options_.stepping == Stepping::fused && groups_.step(optimizer)) return;

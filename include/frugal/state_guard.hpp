@@ -31,18 +31,18 @@ namespace frugal::inline v0 {
 ///       for (int i = 0; i < 10; ++i) train_one_batch(model, optimizer);
 ///     }                                               // as if nothing had happened, exceptions included
 ///
-/// What comes back, bit for bit: parameters and buffers of the model and parameters of the optimizer (values, memory, device
-/// and dtype, requires_grad); gradients, present or absent (they are set aside, so what runs meanwhile starts without any);
-/// the optimizer's state (what is created meanwhile is removed), groups and options; the training mode of every submodule;
-/// the default random generators of the CPU and of every CUDA device in use. LibTorch's cache of casts is emptied. What does
-/// not: tensors and modules that are registered meanwhile, generators of your own, anything else.
+/// What comes back, bit for bit: parameters and buffers of the model and parameters of the optimizer (values, memory,
+/// device and dtype, requires_grad); gradients, present or absent (they are set aside, so what runs meanwhile starts
+/// without any); the optimizer's state (what is created meanwhile is removed), groups and options; the training mode of
+/// every submodule; the default random generators of the CPU and of every CUDA device in use. LibTorch's cache of casts
+/// is emptied. What does not: tensors and modules that are registered meanwhile, generators of your own, anything else.
 ///
-/// Costs: a copy of parameters, buffers and optimizer state in host memory while it lives, none on a device; restore() adds
-/// a copy of the gradients on their device, where there are any.
+/// Costs: a copy of parameters, buffers and optimizer state in host memory while it lives, none on a device; restore()
+/// adds a copy of the gradients on their device, where there are any.
 ///
-/// The model may be a Module, a ModuleHolder, a shared_ptr, or any struct; of a struct without parameters() the parameters
-/// of the optimizer are guarded. The optimizer is one of LibTorch's, or one that has save(out) and load(in). Both must
-/// outlive the guard. Guards nest.
+/// The model may be a Module, a ModuleHolder, a shared_ptr, or any struct; of a struct without parameters() the
+/// parameters of the optimizer are guarded. The optimizer is one of LibTorch's, or one that has save(out) and load(in).
+/// Both must outlive the guard. Guards nest.
 class StateGuard {
  public:
   /// Throws, before anything changed, on optimizer state of a class that is not LibTorch's.
@@ -59,9 +59,7 @@ class StateGuard {
   ~StateGuard() {
     try {
       restore_all([](const at::Tensor& gradient) { return gradient; });
-    } catch (const std::exception& error) {
-      warn(error.what());
-    } catch (...) {
+    } catch (const std::exception& error) { warn(error.what()); } catch (...) {
       warn("unknown error");
     }
   }
@@ -126,8 +124,7 @@ class StateGuard {
   static void warn(const char* what) noexcept {
     try {
       TORCH_WARN("StateGuard: the state could not be restored: ", what);
-    } catch (...) {
-    }
+    } catch (...) {}
   }
 
   detail::GuardedModes modes_;

@@ -119,6 +119,7 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
         [&](auto&... state) -> std::optional<Progress> { return checkpointing().restore(model_, optimizer_, state...); });
     if (!found) return false;
     progress_ = *found;
+    this->place_.resumed();
     begun_ = moved_ = false;
     return true;
   }

@@ -29,8 +29,8 @@ class MemoryLine {
     else if (points_ == 1 || point.size > low_.size) low_ = point;
     ++points_;
   }
-  // The largest size whose peak is within `share` of the capacity; nothing before two sizes were measured, and where more
-  // samples did not take more memory.
+  // The largest size whose peak is within `share` of the capacity; nothing before two sizes were measured, and where
+  // more samples did not take more memory.
   std::optional<std::int64_t> largest(double share) const {
     if (points_ < 2 || !(high_.size > low_.size) || !(high_.peak > low_.peak)) return std::nullopt;
     const double slope = (high_.peak - low_.peak) / (high_.size - low_.size);
@@ -39,9 +39,7 @@ class MemoryLine {
   }
 
  private:
-  struct Point {
-    double size = 0, peak = 0;
-  };
+  struct Point { double size = 0, peak = 0; };
   Point low_, high_;
   double capacity_ = 0;
   int points_ = 0;
@@ -90,7 +88,9 @@ class BatchSearch {
     }
     const std::int64_t size = size_at_(good_);
     if (line) {
-      const auto worth_it = [&](std::int64_t other) { return static_cast<double>(other) > close * static_cast<double>(size); };
+      const auto worth_it = [&](std::int64_t other) {
+        return static_cast<double>(other) > close * static_cast<double>(size);
+      };
       const std::int64_t at = first_up_to(*line);
       if (at >= good_ || !worth_it(size_at_(at)) || (bad_ >= 0 && !worth_it(size_at_(bad_)))) return good_;
       if (at > bad_) return at;  // else it failed there: memory is no line

@@ -35,8 +35,12 @@ class BatchTrials {
   }
 
   // The largest and the smallest size that was tried and succeeded. Throws when there is none.
-  std::int64_t largest() const { return extreme([](std::int64_t a, std::int64_t b) { return a > b; }); }
-  std::int64_t smallest() const { return extreme([](std::int64_t a, std::int64_t b) { return a < b; }); }
+  std::int64_t largest() const {
+    return extreme([](std::int64_t a, std::int64_t b) { return a > b; });
+  }
+  std::int64_t smallest() const {
+    return extreme([](std::int64_t a, std::int64_t b) { return a < b; });
+  }
   bool any() const {
     return std::ranges::any_of(made_, [](const Made& made) { return made.succeeded; });
   }
@@ -89,8 +93,8 @@ class BatchTrials {
   [[noreturn]] void throw_nothing_fits() const {
     const auto smallest = std::ranges::min_element(made_, {}, &Made::size);
     TORCH_CHECK(smallest != made_.end(), "BatchSizeProber: no trial was made.");
-    TORCH_CHECK(smallest->size <= least_, "BatchSizeProber: ", made_.size(), " trials, down to a batch of ", smallest->size,
-                ", and none fitted. Raise max_trials. The last error: ", last_error_);
+    TORCH_CHECK(smallest->size <= least_, "BatchSizeProber: ", made_.size(), " trials, down to a batch of ",
+                smallest->size, ", and none fitted. Raise max_trials. The last error: ", last_error_);
     TORCH_CHECK(false, "BatchSizeProber: not even a batch of ", smallest->size,
                 " fits. Use a smaller model, AmpPolicy<Bf16>, or shorter samples. The last error: ", last_error_);
   }

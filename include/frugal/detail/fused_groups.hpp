@@ -43,8 +43,8 @@ class FusedGroups {
     torch::optim::OptimizerParamState* state;  // null before the first step
   };
 
-  // Hides all groups but one from the optimizer: its step() is the only way to step a group as torch::optim would. Nothing
-  // is copied; references to groups and options stay valid.
+  // Hides all groups but one from the optimizer: its step() is the only way to step a group as torch::optim would.
+  // Nothing is copied; references to groups and options stay valid.
   struct OnlyGroup {
     Groups &groups, &one;
     std::size_t at;
@@ -160,7 +160,8 @@ class FusedGroups {
     auto call = std::ranges::find_if(
         calls_, [&](const auto& known) { return !known.parameters.empty() && known.step == due && same_kind(known); });
     if (call != calls_.end()) return *call;
-    call = std::ranges::find_if(calls_, [&](const auto& known) { return known.parameters.empty() && same_kind(known); });
+    call =
+        std::ranges::find_if(calls_, [&](const auto& known) { return known.parameters.empty() && same_kind(known); });
     if (call == calls_.end())
       call = calls_.insert(call, FusedCall{.device = parameter.device(), .dtype = parameter.scalar_type()});
     call->step = due;

@@ -22,8 +22,8 @@
 // LibTorch's fused kernels, one description per optimizer class.
 namespace frugal::inline v0::detail {
 
-// The tensors of one kernel call: parameters of one device, one dtype and one step number, with their gradients and their
-// state side by side. Kept between steps; emptied after each, so that zero_grad() frees the gradients.
+// The tensors of one kernel call: parameters of one device, one dtype and one step number, with their gradients and
+// their state side by side. Kept between steps; emptied after each, so that zero_grad() frees the gradients.
 struct FusedCall {
   at::Device device;
   at::ScalarType dtype;
@@ -85,7 +85,8 @@ struct FusedKernel<torch::optim::SGD> {
   // On a CPU the kernel's vectorised part for bfloat16 and half never writes the parameter (LibTorch 2.13, 2.14).
   static const char* refusal(const Options& options, const at::Tensor& parameter) {
     if (options.momentum() < 0) return "its momentum is negative";
-    if (parameter.is_cpu() && parameter.element_size() == 2) return "LibTorch's SGD kernel for 16 bits on a CPU is wrong";
+    if (parameter.is_cpu() && parameter.element_size() == 2)
+      return "LibTorch's SGD kernel for 16 bits on a CPU is wrong";
     return nullptr;
   }
   static bool keeps_state(const Options& options) { return options.momentum() != 0; }

@@ -11,12 +11,12 @@
 #include <functional>
 #include <vector>
 
-// Where a fused kernel would be wrong. It walks parameter, gradient and state side by side in memory, as if each were one
-// row of numbers, and (on a CPU) checks nothing: other strides give wrong numbers without a word.
+// Where a fused kernel would be wrong. It walks parameter, gradient and state side by side in memory, as if each were
+// one row of numbers, and (on a CPU) checks nothing: other strides give wrong numbers without a word.
 namespace frugal::inline v0::detail {
 
-// Whether equal indices lie at equal distances from the first element. The stride of a dimension of size 1 is never used;
-// LibTorch does not normalise it.
+// Whether equal indices lie at equal distances from the first element. The stride of a dimension of size 1 is never
+// used; LibTorch does not normalise it.
 inline bool same_order(const at::Tensor& one, const at::Tensor& other) {
   if (one.sizes() != other.sizes()) return false;
   for (std::int64_t d = 0; d < one.dim(); ++d)
@@ -33,8 +33,10 @@ inline const char* refusal(const at::Tensor& parameter, const at::Tensor& gradie
     case at::kFloat:
     case at::kDouble:
     case at::kBFloat16:
-    case at::kHalf: break;
-    default: return "a parameter has a dtype that no kernel knows";
+    case at::kHalf:
+      break;
+    default:
+      return "a parameter has a dtype that no kernel knows";
   }
   if (!parameter.is_cpu() && !parameter.is_cuda()) return "a parameter is on a device that has no such kernel";
   if (parameter.is_neg() || gradient.is_neg() || gradient._is_zerotensor()) return "a tensor is lazy";

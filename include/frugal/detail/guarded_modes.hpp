@@ -21,8 +21,9 @@ class GuardedModes {
     }
   }
 
-  // train(mode) recurses: parents come before children. A child of two parents may be changed by the second one after its
-  // turn, so it takes as many rounds as nothing is left to do, bounded for modules that insist on a mode of their own.
+  // train(mode) recurses: parents come before children. A child of two parents may be changed by the second one after
+  // its turn, so it takes as many rounds as nothing is left to do, bounded for modules that insist on a mode of their
+  // own.
   void restore() {
     if (!root_) return;
     bool again = true;

@@ -67,11 +67,13 @@ class GuardedOptimizer {
     for (auto& group : optimizer.param_groups()) groups_.push_back({group.params(), group.options().clone()});
     for (auto& [key, state] : optimizer.state()) {
       if (!state) continue;
-      State& kept = states_.emplace_back(State{key, state->clone(), {}});  // a shallow copy: the tensors are the live ones
+      State& kept =
+          states_.emplace_back(State{key, state->clone(), {}});  // a shallow copy: the tensors are the live ones
       const bool known =
           each_state_tensor(*kept.shallow, [&](const at::Tensor& tensor) { kept.tensors.emplace_back(tensor); });
-      TORCH_CHECK(known, "StateGuard: the optimizer has state of a class that is not LibTorch's. Guard it before its first "
-                         "step, or use AdamW, Adam, SGD, Adagrad, RMSprop or LBFGS.");
+      TORCH_CHECK(known,
+                  "StateGuard: the optimizer has state of a class that is not LibTorch's. Guard it before its first "
+                  "step, or use AdamW, Adam, SGD, Adagrad, RMSprop or LBFGS.");
     }
   }
 

@@ -16,7 +16,9 @@ namespace frugal::inline v0::detail {
 class GuardedTensor {
  public:
   explicit GuardedTensor(at::Tensor live)
-      : live_(std::move(live)), memory_(writable(live_.detach())), place_(live_.detach()),
+      : live_(std::move(live)),
+        memory_(writable(live_.detach())),
+        place_(live_.detach()),
         requires_grad_(live_.requires_grad()) {
     values_ = memory_.to(c10::DeviceType::CPU, memory_.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
   }
@@ -46,8 +48,9 @@ class GuardedTensor {
   // The run did not give the tensor other memory, as set_data() and Module::to() do.
   bool in_place() const {
     if (live_.layout() != at::kStrided || place_.layout() != at::kStrided) return true;
-    return live_.is_alias_of(place_) && live_.scalar_type() == place_.scalar_type() && live_.sizes() == place_.sizes() &&
-           live_.strides() == place_.strides() && live_.storage_offset() == place_.storage_offset();
+    return live_.is_alias_of(place_) && live_.scalar_type() == place_.scalar_type() &&
+           live_.sizes() == place_.sizes() && live_.strides() == place_.strides() &&
+           live_.storage_offset() == place_.storage_offset();
   }
   // An expanded tensor has one number for many elements; LibTorch refuses to write all of them.
   static at::Tensor writable(at::Tensor tensor) {

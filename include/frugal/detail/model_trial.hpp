@@ -99,7 +99,11 @@ class ModelTrial {
 
  public:
   ModelTrial(std::int64_t effective, Model& model, Optimizer& optimizer, MakeBatch& make_batch, Loss& loss)
-      : effective_(effective), model_(model), optimizer_(optimizer), make_batch_(make_batch), loss_(loss),
+      : effective_(effective),
+        model_(model),
+        optimizer_(optimizer),
+        make_batch_(make_batch),
+        loss_(loss),
         meter_(device_of(optimizer)) {}
 
   // Whether trials say what they use.
@@ -129,8 +133,8 @@ class ModelTrial {
     return use;
   }
 
-  // The first update creates the optimizer's state. Only then is memory as full as it will be: state beside activations,
-  // and with accumulation the gradients of the micro-batch before.
+  // The first update creates the optimizer's state. Only then is memory as full as it will be: state beside
+  // activations, and with accumulation the gradients of the micro-batch before.
   void train(std::int64_t size, auto&... precision) {
     if constexpr (requires { module_of(model_).train(); }) module_of(model_).train();
     auto batch = make_batch_(size);
@@ -147,7 +151,11 @@ class ModelTrial {
   }
   void backpropagate(auto& batch, std::int64_t size, auto&... precision) {
     auto value = evaluate(batch, precision...);
-    if constexpr (requires { value.loss; value.weight; }) std::ignore = backward(value.loss, value.weight, precision...);
+    if constexpr (requires {
+                    value.loss;
+                    value.weight;
+                  })
+      std::ignore = backward(value.loss, value.weight, precision...);
     else std::ignore = backward(value, static_cast<double>(size), precision...);
   }
 

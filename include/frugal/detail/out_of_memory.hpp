@@ -12,16 +12,16 @@
 
 namespace frugal::inline v0::detail {
 
-// How running out of memory looks, by type and by text. Only devices have a type for it; a CPU allocator, cuBLAS, cuDNN and
-// drivers throw plain errors.
+// How running out of memory looks, by type and by text. Only devices have a type for it; a CPU allocator, cuBLAS, cuDNN
+// and drivers throw plain errors.
 inline bool is_out_of_memory(const std::exception& error) {
   if (dynamic_cast<const std::bad_alloc*>(&error) || dynamic_cast<const c10::OutOfMemoryError*>(&error)) return true;
   static constexpr std::string_view texts[] = {
-      "out of memory",                                         // CUDA, HIP, XPU, drivers
-      "can't allocate memory",                                 // DefaultCPUAllocator
-      "not enough memory",                                     // DefaultCPUAllocator on some systems
-      "Cannot allocate memory",                                // the system: ENOMEM
-      "std::bad_alloc",                                        // rethrown by a wrapper
+      "out of memory",           // CUDA, HIP, XPU, drivers
+      "can't allocate memory",   // DefaultCPUAllocator
+      "not enough memory",       // DefaultCPUAllocator on some systems
+      "Cannot allocate memory",  // the system: ENOMEM
+      "std::bad_alloc",          // rethrown by a wrapper
       "CUBLAS_STATUS_ALLOC_FAILED",
       "CUDNN_STATUS_ALLOC_FAILED",
       "CUSOLVER_STATUS_ALLOC_FAILED",

@@ -70,6 +70,7 @@ class Parts {
   // outside of the window, the rates of the step that is due.
   void begin() {
     begun_ = true;
+    place_.begin();
     if (averaging().swapped()) averaging().swap(model_);
     if (!accumulation().pending()) optimizer_.zero_grad();
     schedule().apply(optimizer_, progress_.step);

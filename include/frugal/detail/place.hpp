@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
 
 // Where a run stands inside an epoch, and what it takes to get back there: the position means something only in the same
 // order of the same samples.
@@ -68,6 +69,10 @@ class Place {
 
   const Random& at_epoch_start() const { return at_epoch_start_; }
 
+  // What is drawn between a resume and the first step (a DataLoader draws when it is made) leaves no trace.
+  void resumed() { at_resume_ = Random::now(); }
+  void begin() { std::exchange(at_resume_, Random{}).restore(); }
+
   void save(auto& out, bool pending) const {
     out.write("order", order_);
     out.write("steps", steps_);
@@ -114,7 +119,7 @@ class Place {
   std::int64_t window_begin_ = 0;      // of the running window, in this epoch
   std::int64_t window_samples_ = 0;    // Progress::samples there
   bool open_ = false;                  // loaded with gradients of an unfinished window
-  Random at_epoch_start_{};
+  Random at_epoch_start_{}, at_resume_{};
 };
 
 // Without checkpoints there is nowhere to get back to.
@@ -122,6 +127,7 @@ struct NoPlace {
   static void enter(const auto&) {}
   static bool reenter(const auto&, Progress&, bool) { return false; }
   static void close(const Progress&) {}
+  static void begin() {}
 };
 
 }  // namespace frugal::inline v0::detail

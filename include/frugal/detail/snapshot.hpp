@@ -12,8 +12,8 @@
 
 namespace frugal::inline v0::detail {
 
-// What a policy's save(out) wrote, kept in memory for its load(in). Tensors are copied both ways: a policy may go on with
-// the ones that it reads.
+// What a policy's save(out) wrote, kept in memory for its load(in). Tensors are copied both ways: a policy may go on
+// with the ones that it reads.
 class Snapshot {
  public:
   template <class Value>

@@ -9,14 +9,15 @@
 
 namespace frugal::inline v0::testing {
 
-/// Memory with a hidden limit: called with more samples than fit, it throws the error of a device that is out of memory.
-/// It remembers what was tried. Copies share one memory: keep one, give one away.
+/// Memory with a hidden limit: called with more samples than fit, it throws the error of a device that is out of
+/// memory. It remembers what was tried. Copies share one memory: keep one, give one away.
 ///
 ///     frugal::testing::MemoryOracle oracle(85);
 ///     auto plan = frugal::BatchSizeProber{}.plan(256, oracle);          // 4 steps of 64
 ///     assert(oracle.succeeded(64) || oracle.largest() > 64);
 ///
-/// For the form with a model, call it where the batch is made: `[&](std::int64_t n) { oracle(n); return batch_of(n); }`.
+/// For the form with a model, call it where the batch is made: `[&](std::int64_t n) { oracle(n); return batch_of(n);
+/// }`.
 class MemoryOracle {
  public:
   /// So many samples fit.

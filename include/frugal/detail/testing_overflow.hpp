@@ -14,15 +14,15 @@
 
 namespace frugal::inline v0::testing {
 
-/// A loss function whose gradients, not its value, are infinite at chosen calls: the overflow that fp16 has to survive, at a
-/// step of your choice and in any precision.
+/// A loss function whose gradients, not its value, are infinite at chosen calls: the overflow that fp16 has to survive,
+/// at a step of your choice and in any precision.
 ///
 ///     frugal::testing::OverflowAt overflowing{loss, {3, 4}};            // the fourth and the fifth call
 ///     frugal::Trainer trainer{model, optimizer, overflowing, AmpPolicy<Fp16>(device)};
 ///     assert(trainer.progress().skipped == 2);                          // after five or more batches
 ///
-/// Calls are counted from 0, one per micro-batch, calls without gradient recording (a validation) included. The loss may
-/// be a tensor or Weighted. Copies share the count: keep one, give one away.
+/// Calls are counted from 0, one per micro-batch, calls without gradient recording (a validation) included. The loss
+/// may be a tensor or Weighted. Copies share the count: keep one, give one away.
 template <class Loss>
 class OverflowAt {
  public:
@@ -35,7 +35,11 @@ class OverflowAt {
   auto operator()(Arguments&&... arguments) {
     auto value = loss_(std::forward<Arguments>(arguments)...);
     if (std::ranges::find(calls_, (*made_)++) != calls_.end()) {
-      if constexpr (requires { value.loss; value.weight; }) overflow(value.loss);
+      if constexpr (requires {
+                      value.loss;
+                      value.weight;
+                    })
+        overflow(value.loss);
       else overflow(value);
     }
     return value;
@@ -47,10 +51,10 @@ class OverflowAt {
  private:
   static void overflow(const at::Tensor& loss) {
     if (!c10::GradMode::is_enabled()) return;
-    TORCH_CHECK(loss.requires_grad(), "OverflowAt: the loss has no gradients that could overflow. Compute it from parameters.");
-    loss.register_hook([](const at::Tensor& gradient) {
-      return at::Tensor(gradient.mul(std::numeric_limits<double>::infinity()));
-    });
+    TORCH_CHECK(loss.requires_grad(),
+                "OverflowAt: the loss has no gradients that could overflow. Compute it from parameters.");
+    loss.register_hook(
+        [](const at::Tensor& gradient) { return at::Tensor(gradient.mul(std::numeric_limits<double>::infinity())); });
   }
 
   Loss loss_;
