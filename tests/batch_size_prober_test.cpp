@@ -59,9 +59,9 @@ TEST_CASE("BatchSizeProber finds the same plan as trying every size would, whate
           }
           const BatchPlan plan = prober.plan(effective, oracle);
 
-          std::int64_t allowed = std::max(static_cast<std::int64_t>(std::floor(
-                                              static_cast<double>(limit) * (1 - margin) + 1e-9)),
-                                          std::min<std::int64_t>(limit, 2));
+          std::int64_t allowed =
+              std::max(static_cast<std::int64_t>(std::floor(static_cast<double>(limit) * (1 - margin) + 1e-9)),
+                       std::min<std::int64_t>(limit, 2));
           if (cap <= limit) allowed = cap;
           const std::int64_t steps = std::min(ceil_div(effective, allowed), ceil_div(effective, floor));
           REQUIRE(plan.effective == effective);
@@ -73,7 +73,8 @@ TEST_CASE("BatchSizeProber finds the same plan as trying every size would, whate
           REQUIRE(*std::ranges::max_element(tried) <= cap);
           REQUIRE(*std::ranges::min_element(tried) >= floor);
           REQUIRE(std::set(tried.begin(), tried.end()).size() == tried.size());
-          REQUIRE(static_cast<double>(tried.front()) <= std::max(32.0, std::ceil(static_cast<double>(floor) / (1 - margin))));
+          REQUIRE(static_cast<double>(tried.front()) <=
+                  std::max(32.0, std::ceil(static_cast<double>(floor) / (1 - margin))));
           REQUIRE(tried.front() >= std::min<std::int64_t>(16, cap));
           if (limit >= 2 && cap >= 2) REQUIRE(std::ranges::find(tried, 1) == tried.end());  // BatchNorm throws on one
           most_trials = std::max(most_trials, tried.size());
@@ -104,7 +105,8 @@ TEST_CASE("BatchSizeProber keeps to max_trials and takes the best so far") {
     REQUIRE(plan.micro_batch <= again.largest());
     REQUIRE(std::ssize(again.tried()) <= trials);
   }
-  REQUIRE_THROWS_WITH(BatchSizeProber({.max_trials = 1}).largest(MemoryOracle(4)), ContainsSubstring("Raise max_trials"));
+  REQUIRE_THROWS_WITH(BatchSizeProber({.max_trials = 1}).largest(MemoryOracle(4)),
+                      ContainsSubstring("Raise max_trials"));
 }
 
 namespace {
@@ -134,7 +136,8 @@ TEST_CASE("BatchSizeProber fits a line where memory is measured: few trials, and
         std::vector<std::int64_t> tried;
         const Measured trial{.fixed = 1000, .each = 7, .square = square, .capacity = capacity, .tried = tried};
         const BatchPlan plan = BatchSizeProber({.margin = 0.1}).plan(effective, trial);
-        INFO("capacity " << capacity << ", effective " << effective << ", square " << square << ", trials " << tried.size());
+        INFO("capacity " << capacity << ", effective " << effective << ", square " << square << ", trials "
+                         << tried.size());
         REQUIRE(trial.peak(plan.micro_batch) <= 0.9 * capacity);
         REQUIRE(std::ranges::find(tried, plan.micro_batch) != tried.end());
         if (plan.steps > 1 && square == 0) REQUIRE(trial.peak(ceil_div(effective, plan.steps - 1)) > 0.88 * capacity);
@@ -160,8 +163,9 @@ TEST_CASE("BatchSizeProber knows what out of memory looks like") {
   REQUIRE(is(c10::OutOfMemoryError({__func__, __FILE__, 1}, "anything")));
   for (const char* text :
        {"CUDA out of memory. Tried to allocate 2.00 GiB", "DefaultCPUAllocator: can't allocate memory: you tried to",
-        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)", "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
-        "CUDA error: out of memory", "std::bad_alloc", "mmap failed: Cannot allocate memory"})
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED", "CUDA error: out of memory", "std::bad_alloc",
+        "mmap failed: Cannot allocate memory"})
     REQUIRE(is(std::runtime_error(text)));
   for (const char* text : {"CUDA error: an illegal memory access was encountered", "index 7 is out of range",
                            "Expected more than 1 value per channel when training", "CUDNN_STATUS_BAD_PARAM"})
@@ -192,7 +196,8 @@ TEST_CASE("BatchSizeProber says what is wrong") {
   REQUIRE_THROWS_WITH(BatchSizeProber({.min = 0}), contains("1 <= min <= max"));
   REQUIRE_THROWS_WITH(BatchSizeProber({.min = 9, .max = 8}), contains("1 <= min <= max"));
   REQUIRE_THROWS_WITH(BatchSizeProber({.margin = 1}), contains("a share in [0, 1)"));
-  REQUIRE_THROWS_WITH(BatchSizeProber({.margin = std::numeric_limits<double>::quiet_NaN()}), contains("a share in [0, 1)"));
+  REQUIRE_THROWS_WITH(BatchSizeProber({.margin = std::numeric_limits<double>::quiet_NaN()}),
+                      contains("a share in [0, 1)"));
   REQUIRE_THROWS_WITH(BatchSizeProber({.max_trials = 0}), contains("Allow at least 1"));
 }
 
@@ -348,7 +353,9 @@ TEST_CASE("BatchSizeProber does not bother BatchNorm with one sample, and takes 
   torch::optim::AdamW optimizer(net->parameters());
   const MemoryOracle oracle(2);
   const auto batch = [&](std::int64_t n) { return oracle(n), torch::randn({n, 4}); };
-  const auto loss = [](Net& model, const torch::Tensor& x) { return frugal::Weighted{square(model, x), x.size(0) * 3}; };
+  const auto loss = [](Net& model, const torch::Tensor& x) {
+    return frugal::Weighted{square(model, x), x.size(0) * 3};
+  };
   const BatchPlan plan = BatchSizeProber().plan(10, net, optimizer, batch, loss);
   REQUIRE(plan.micro_batch == 2);
   REQUIRE(plan.steps == 5);

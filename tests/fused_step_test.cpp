@@ -29,8 +29,8 @@ using Tensors = std::vector<torch::Tensor>;
 
 torch::Tensor leaf(const torch::Tensor& values) { return values.detach().clone().set_requires_grad(true); }
 
-// One of everything that has the strides of its gradient: scalars, nothing, vectors, tails of a vector register, channels
-// last, transposed.
+// One of everything that has the strides of its gradient: scalars, nothing, vectors, tails of a vector register,
+// channels last, transposed.
 Tensors assorted(torch::Dtype dtype) {
   torch::manual_seed(3);
   Tensors out;
@@ -100,7 +100,8 @@ std::vector<Make> every_combination() {
   std::vector<Make> all;
   for (const double decay : {0.0, 0.1}) {
     for (const bool amsgrad : {false, true}) {
-      all.push_back(making<AdamW>(AdamWOptions(0.01).weight_decay(decay).amsgrad(amsgrad).betas({0.8, 0.95}).eps(1e-6)));
+      all.push_back(
+          making<AdamW>(AdamWOptions(0.01).weight_decay(decay).amsgrad(amsgrad).betas({0.8, 0.95}).eps(1e-6)));
       all.push_back(making<Adam>(AdamOptions(0.01).weight_decay(decay).amsgrad(amsgrad)));
     }
     all.push_back(making<SGD>(SGDOptions(0.05).weight_decay(decay)));
@@ -142,10 +143,11 @@ TEST_CASE("FusedStep follows torch::optim through every combination of options")
 
 TEST_CASE("FusedStep is as exact as torch::optim in half precision") {
   const auto dtype = GENERATE(torch::kBFloat16, torch::kHalf);
-  const std::vector<Make> makes = {
-      making<AdamW>(AdamWOptions(0.01).weight_decay(0.1).eps(1e-3)), making<Adam>(AdamOptions(0.01).eps(1e-3).amsgrad(true)),
-      making<SGD>(SGDOptions(0.05)), making<SGD>(SGDOptions(0.05).momentum(0.9).nesterov(true).weight_decay(0.1)),
-      making<Adagrad>(AdagradOptions(0.05).weight_decay(0.1))};
+  const std::vector<Make> makes = {making<AdamW>(AdamWOptions(0.01).weight_decay(0.1).eps(1e-3)),
+                                   making<Adam>(AdamOptions(0.01).eps(1e-3).amsgrad(true)),
+                                   making<SGD>(SGDOptions(0.05)),
+                                   making<SGD>(SGDOptions(0.05).momentum(0.9).nesterov(true).weight_decay(0.1)),
+                                   making<Adagrad>(AdagradOptions(0.05).weight_decay(0.1))};
   for (const Make& make : makes) {
     const Twins twins(assorted(dtype));
     Tensors exact;
@@ -192,7 +194,10 @@ TEST_CASE("FusedStep reads the options at every step") {
     for (int n = 0; n < 16; ++n) {
       for (SGD* each : {&plain, &fused}) {
         auto& options = static_cast<SGDOptions&>(each->param_groups()[0].options());
-        options.momentum(n / 3 % 2 ? 0.9 : 0.0).nesterov(n % 4 == 0).dampening(n % 2 ? 0.2 : 0.0).weight_decay(0.01 * n);
+        options.momentum(n / 3 % 2 ? 0.9 : 0.0)
+            .nesterov(n % 4 == 0)
+            .dampening(n % 2 ? 0.2 : 0.0)
+            .weight_decay(0.01 * n);
       }
       twins.gradients();
       plain.step(), step.step(fused);
@@ -261,14 +266,16 @@ TEST_CASE("FusedStep leaves parameters without gradients alone") {
 
 namespace {
 
-// A sound group 0, the group in question as group 1, a sound group 2: stepped side by side by torch::optim and FusedStep.
-// Group 1 must come out bit for bit as torch::optim does it, and the others through kernels.
+// A sound group 0, the group in question as group 1, a sound group 2: stepped side by side by torch::optim and
+// FusedStep. Group 1 must come out bit for bit as torch::optim does it, and the others through kernels.
 template <class Class, class Options>
 void require_refused(const Options& options, const Twins& bad, const std::vector<torch::Tensor>& gradients,
                      const std::string& why, const std::function<void(Optimizer&, const Tensors&)>& prepare = {}) {
   const Twins first(assorted(torch::kFloat)), last(assorted(torch::kFloat));
-  Class plain({OptimizerParamGroup(first.plain), OptimizerParamGroup(bad.plain), OptimizerParamGroup(last.plain)}, options);
-  Class fused({OptimizerParamGroup(first.fused), OptimizerParamGroup(bad.fused), OptimizerParamGroup(last.fused)}, options);
+  Class plain({OptimizerParamGroup(first.plain), OptimizerParamGroup(bad.plain), OptimizerParamGroup(last.plain)},
+              options);
+  Class fused({OptimizerParamGroup(first.fused), OptimizerParamGroup(bad.fused), OptimizerParamGroup(last.fused)},
+              options);
   const auto* const held = &fused.param_groups()[1].options();
   if (prepare) prepare(plain, bad.plain), prepare(fused, bad.fused);
   FusedStep step;
@@ -313,7 +320,8 @@ TEST_CASE("FusedStep leaves a group to torch::optim where a kernel would be wron
       state->momentum_buffer(torch::ones({4, 6}, torch::kDouble));
       optimizer.state()[parameters[0].unsafeGetTensorImpl()] = std::move(state);
     };
-    require_refused<SGD>(sgd, Twins({weight()}), {torch::randn({4, 6})}, "a parameter and its state differ in dtype", wide);
+    require_refused<SGD>(sgd, Twins({weight()}), {torch::randn({4, 6})}, "a parameter and its state differ in dtype",
+                         wide);
   }
   SECTION("sparse gradients") {
     require_refused<SGD>(SGDOptions(0.1), Twins({weight()}), {torch::eye(4, 6).to_sparse()}, "a gradient is sparse");
@@ -322,7 +330,8 @@ TEST_CASE("FusedStep leaves a group to torch::optim where a kernel would be wron
   }
   SECTION("complex numbers") {
     const auto phase = torch::randn({4, 6}, torch::kComplexFloat);
-    require_refused<SGD>(sgd, Twins({leaf(phase)}), {torch::randn({4, 6}, torch::kComplexFloat)}, "a parameter is complex");
+    require_refused<SGD>(sgd, Twins({leaf(phase)}), {torch::randn({4, 6}, torch::kComplexFloat)},
+                         "a parameter is complex");
   }
   SECTION("dtype of the gradient") {
     require_refused<SGD>(sgd, Twins({weight()}), {torch::randn({4, 6}, torch::kDouble)},
@@ -344,7 +353,8 @@ TEST_CASE("FusedStep leaves a group to torch::optim where a kernel would be wron
     Twins twins({weight(), weight()});
     const auto rows = [](const torch::Tensor& of) { return of.detach().narrow(0, 2, 2).set_requires_grad(true); };
     twins.plain[1] = rows(twins.plain[0]), twins.fused[1] = rows(twins.fused[0]);
-    require_refused<SGD>(sgd, twins, {torch::randn({4, 6}), torch::randn({2, 6})}, "two of its parameters share memory");
+    require_refused<SGD>(sgd, twins, {torch::randn({4, 6}), torch::randn({2, 6})},
+                         "two of its parameters share memory");
   }
   SECTION("options that it does not know") {
     const auto negative = [](Optimizer& optimizer, const Tensors&) {
@@ -439,7 +449,7 @@ struct Halved : AdamW {
   using AdamW::AdamW;
   torch::Tensor step(LossClosure = nullptr) override {
     const torch::NoGradGuard no_grad;
-    for (auto& p : parameters()) p.mul_(0.5);
+    for (auto& p : param_groups()[0].params()) p.mul_(0.5);
     return {};
   }
 };

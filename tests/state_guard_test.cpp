@@ -67,7 +67,8 @@ struct Everything {
   bool operator==(const Everything& other) const {
     if (facts != other.facts || tensors.size() != other.tensors.size()) return false;
     for (const auto& [name, tensor] : tensors)
-      if (!torch::equal(tensor, other.tensors.at(name)) || tensor.dtype() != other.tensors.at(name).dtype()) return false;
+      if (!torch::equal(tensor, other.tensors.at(name)) || tensor.dtype() != other.tensors.at(name).dtype())
+        return false;
     return true;
   }
 };
@@ -276,9 +277,7 @@ struct Bare {
   bool is_training() const { return training; }
   void train(bool mode) { training = mode; }
 };
-struct OnStack : torch::nn::Module {
-  torch::Tensor weight = register_parameter("weight", torch::ones({3}));
-};
+struct OnStack : torch::nn::Module { torch::Tensor weight = register_parameter("weight", torch::ones({3})); };
 struct Custom {
   std::vector<torch::Tensor> parameters;
   torch::Tensor moment = torch::zeros({3});
@@ -366,9 +365,7 @@ TEST_CASE("StateGuard takes modules, holders, pointers, structs, and optimizers 
 
 namespace {
 
-struct Mine : torch::optim::OptimizerCloneableParamState<Mine> {
-  torch::Tensor moment;
-};
+struct Mine : torch::optim::OptimizerCloneableParamState<Mine> { torch::Tensor moment; };
 
 }  // namespace
 

@@ -41,6 +41,7 @@ struct Recorder {
   void on_step(const Progress& at) { log->push_back("on_step " + std::to_string(at.step)); }
   void on_skip(const Progress& at) { log->push_back("on_skip " + std::to_string(at.skipped)); }
   void on_epoch(const Progress& at) { log->push_back("on_epoch " + std::to_string(at.epoch)); }
+  void on_end(const Progress& at) { log->push_back("on_end " + std::to_string(at.epoch)); }
 };
 
 struct Schedule {
@@ -182,7 +183,7 @@ TEST_CASE("an epoch happens in the documented order") {
                        "on_step 1",
                        "forward", "backward", "forward", "backward", "on_gradients", "step", "zero_grad", "rate 2",
                        "on_step 2",
-                       "eval", "validate", "train", "on_epoch 1", "save 1.0 with 3", "wait"});
+                       "eval", "validate", "train", "on_epoch 1", "save 1.0 with 3", "wait", "on_end 1"});
   CHECK(report.reason == StopReason::finished);
   CHECK(report.progress.epoch == 1);
   CHECK(report.progress.micro_batch == 0);

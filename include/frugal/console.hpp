@@ -90,6 +90,8 @@ class ProgressBar {
     pace_.end_epoch();
   }
 
+  /// The run is over: see finish().
+  void on_end(const Progress&) { finish(); }
   /// Ends a line that is being redrawn, so that other output starts on a fresh one. So does the destructor.
   void finish() {
     detail::EndLine& line = out_.get_deleter();

@@ -34,7 +34,7 @@ namespace frugal::inline v0 {
 /// A policy's verbs, by role, are the concepts in policy.hpp. Optional ones: accumulation `at_epoch_end`; schedule
 /// `observe(metric)`; stopping `best`, `best_at`, `restores_best`. Any policy may have the hooks of an observer:
 /// `on_gradients(Model&)`, `on_step(const Progress&)`, `on_skip(const Progress&)`, `on_epoch(const Progress&)`, which may
-/// take `const Readings&` as a second argument, and `on_phase(Phase)`. An observer may say `bool due(const Progress&)
+/// take `const Readings&` as a second argument, `on_phase(Phase)`, and `on_end(const Progress&)` when fit() returns. An observer may say `bool due(const Progress&)
 /// const`: whether on_step wants this step; `static constexpr bool reads_loss = true`: Progress::loss is read for it, one
 /// device sync; `StopReason stop() const`: asked after every micro-batch and epoch. Any policy may have `void readings(auto&
 /// out) const`, `save` and `load` (see Stateful), and `void reset()` for restart().
@@ -183,6 +183,7 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
         },
         [&] { this->leave_best(); });
     read_loss();
+    each_policy([&](auto& policy) { detail::call_on_end(policy, std::as_const(progress_)); });
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - started;
     return {progress_, reason, this->best_metric(), seconds.count()};
   }

@@ -113,13 +113,13 @@ struct Composition {
 
   static_assert((hooks_fit<Policies, Model> && ...),
                 "Trainer: a hook has the wrong signature. Write `on_gradients(Model&)`, `on_step(const Progress&)`, "
-                "`on_skip(const Progress&)`, `on_epoch(const Progress&)`, `on_phase(Phase)`, `StopReason stop() const` "
-                "or `bool due(const Progress&) const`; all but the last three may take `const Readings&` too.");
+                "`on_skip(const Progress&)`, `on_epoch(const Progress&)`, `on_end(const Progress&)`, `on_phase(Phase)`, "
+                "`StopReason stop() const` or `bool due(const Progress&) const`; the first four may take `const Readings&` too.");
   static_assert((!Misspelt<Policies> && ...),
                 "Trainer: a hook has a name that nobody calls. The hooks are on_gradients, on_step, on_skip, on_epoch, "
-                "on_phase, stop and due.");
+                "on_end, on_phase, stop and due.");
   static_assert(((!plays<Role::observer, Policies> || watches<Policies, Model> || Misspelt<Policies>)&&...),
-                "Trainer: an observer watches nothing. Give it on_gradients, on_step, on_skip, on_epoch, on_phase or "
+                "Trainer: an observer watches nothing. Give it on_gradients, on_step, on_skip, on_epoch, on_end, on_phase or "
                 "stop.");
   static_assert((state_fits<Policies> && ...),
                 "Trainer: the state of a policy would not be saved. Write both `void save(auto& out) const` and `void "

@@ -27,6 +27,10 @@ void call_on_epoch(auto& policy, const Progress& at, auto&& now) {
   else if constexpr (requires { policy.on_epoch(at); }) policy.on_epoch(at);
 }
 
+void call_on_end(auto& policy, const Progress& at) {
+  if constexpr (requires { policy.on_end(at); }) policy.on_end(at);
+}
+
 template <class Type, class Model>
 concept WatchesGradients = requires(Type& policy, Model& model) { policy.on_gradients(model); } ||
                            requires(Type& policy, Model& model, const Readings& now) { policy.on_gradients(model, now); };
@@ -39,6 +43,8 @@ concept WatchesSkips = requires(Type& policy, const Progress& at) { policy.on_sk
 template <class Type>
 concept WatchesEpochs = requires(Type& policy, const Progress& at) { policy.on_epoch(at); } ||
                         requires(Type& policy, const Progress& at, const Readings& now) { policy.on_epoch(at, now); };
+template <class Type>
+concept WatchesEnds = requires(Type& policy, const Progress& at) { policy.on_end(at); };
 template <class Type>
 concept WatchesPhases = requires(Type& policy, Phase phase) { policy.on_phase(phase); };
 template <class Type>
@@ -80,6 +86,7 @@ struct OnStepName { int on_step; };
 struct OnSkipName { int on_skip; };
 struct OnEpochName { int on_epoch; };
 struct OnPhaseName { int on_phase; };
+struct OnEndName { int on_end; };
 struct StopName { int stop; };
 struct DueName { int due; };
 struct SaveName { int save; };
@@ -97,6 +104,8 @@ concept HasOnEpoch = Inheritable<Type> && !requires { &Beside<Type, OnEpochName>
 template <class Type>
 concept HasOnPhase = Inheritable<Type> && !requires { &Beside<Type, OnPhaseName>::on_phase; };
 template <class Type>
+concept HasOnEnd = Inheritable<Type> && !requires { &Beside<Type, OnEndName>::on_end; };
+template <class Type>
 concept HasStop = Inheritable<Type> && !requires { &Beside<Type, StopName>::stop; };
 template <class Type>
 concept HasDue = Inheritable<Type> && !requires { &Beside<Type, DueName>::due; };
@@ -113,7 +122,7 @@ concept Misspelt = requires { &Type::on_gradient; } || requires { &Type::on_grad
                    requires { &Type::on_step_end; } || requires { &Type::on_batch; } ||
                    requires { &Type::on_batch_end; } || requires { &Type::on_train_batch_end; } ||
                    requires { &Type::on_skipped; } || requires { &Type::on_epochs; } ||
-                   requires { &Type::on_epoch_end; } || requires { &Type::on_train_epoch_end; } ||
+                   requires { &Type::on_epoch_end; } || requires { &Type::on_train_epoch_end; } || requires { &Type::on_train_end; } || requires { &Type::on_fit_end; } ||
                    requires { &Type::on_validation; } || requires { &Type::on_validation_end; } ||
                    requires { &Type::on_phases; } || requires { &Type::should_stop; };
 
@@ -122,12 +131,12 @@ template <class Type, class Model>
 constexpr bool hooks_fit =
     (!HasOnGradients<Type> || WatchesGradients<Type, Model>) && (!HasOnStep<Type> || WatchesSteps<Type>) &&
     (!HasOnSkip<Type> || WatchesSkips<Type>) && (!HasOnEpoch<Type> || WatchesEpochs<Type>) &&
-    (!HasOnPhase<Type> || WatchesPhases<Type>) &&
+    (!HasOnPhase<Type> || WatchesPhases<Type>) && (!HasOnEnd<Type> || WatchesEnds<Type>) &&
     (!plays<Role::observer, Type> || ((!HasStop<Type> || AsksToStop<Type>)&&(!HasDue<Type> || SaysWhenDue<Type>)));
 
 template <class Type, class Model>
 constexpr bool watches = WatchesGradients<Type, Model> || WatchesSteps<Type> || WatchesSkips<Type> ||
-                         WatchesEpochs<Type> || WatchesPhases<Type> || AsksToStop<Type> || HasOnGradients<Type> ||
+                         WatchesEpochs<Type> || WatchesPhases<Type> || WatchesEnds<Type> || HasOnEnd<Type> || AsksToStop<Type> || HasOnGradients<Type> ||
                          HasOnStep<Type> || HasOnSkip<Type> || HasOnEpoch<Type> || HasOnPhase<Type> || HasStop<Type>;
 
 // State that would be left out of a checkpoint: save or load of another shape, or one without the other.

@@ -118,9 +118,10 @@ class ModelTrial {
 
  private:
   static std::optional<c10::Device> device_of(auto& optimizer) {
-    for (auto& group : optimizer.param_groups())
-      for (auto& parameter : group.params())
-        if (parameter.defined()) return parameter.device();
+    if constexpr (requires { optimizer.param_groups(); })
+      for (auto& group : optimizer.param_groups())
+        for (auto& parameter : group.params())
+          if (parameter.defined()) return parameter.device();
     return std::nullopt;
   }
 
@@ -151,11 +152,8 @@ class ModelTrial {
   }
   void backpropagate(auto& batch, std::int64_t size, auto&... precision) {
     auto value = evaluate(batch, precision...);
-    if constexpr (requires {
-                    value.loss;
-                    value.weight;
-                  })
-      std::ignore = backward(value.loss, value.weight, precision...);
+    constexpr bool weighted = requires { value.weight; };
+    if constexpr (weighted) std::ignore = backward(value.loss, value.weight, precision...);
     else std::ignore = backward(value, static_cast<double>(size), precision...);
   }
 
