@@ -13,9 +13,7 @@
 
 namespace {
 
-struct Model {
-  double weight = 0, gradient = 0;
-};
+struct Model { double weight = 0, gradient = 0; };
 struct Batch {
   double mean = 1;
   std::int64_t samples = 2;

@@ -64,8 +64,12 @@ std::int64_t allocations(auto& loop, const auto& batch, std::int64_t steps) {
 // Prints every check and remembers whether all held.
 class Checks {
  public:
-  void equal(std::string_view what, std::int64_t found, std::int64_t expected) { note(what, found, "==", expected, found == expected); }
-  void at_most(std::string_view what, std::int64_t found, std::int64_t limit) { note(what, found, "<=", limit, found <= limit); }
+  void equal(std::string_view what, std::int64_t found, std::int64_t expected) {
+    note(what, found, "==", expected, found == expected);
+  }
+  void at_most(std::string_view what, std::int64_t found, std::int64_t limit) {
+    note(what, found, "<=", limit, found <= limit);
+  }
   int exit_code() const { return failed_ ? 1 : 0; }
 
  private:
