@@ -10,9 +10,10 @@
 #include <cstring>
 #include <new>
 
-// A heap for the whole process, libraries included, that counts its calls and in which every call costs the same: blocks
-// are powers of two and come from one stack per size. With the system's heap two runs of one loop differ by tenths of a
-// percent, and a difference between two loops drowns in that. Include it in one translation unit of a program.
+// A heap for the whole process, libraries included, that counts its calls and in which every call costs the same:
+// blocks are powers of two and come from one stack per size. With the system's heap two runs of one loop differ by
+// tenths of a percent, and a difference between two loops drowns in that. Include it in one translation unit of a
+// program.
 namespace overhead {
 
 class Heap {

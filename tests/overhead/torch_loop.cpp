@@ -53,8 +53,8 @@ torch::optim::AdamW adamw(Net& net) {
   return torch::optim::AdamW(net->parameters(), torch::optim::AdamWOptions(0.001));
 }
 
-// All loops of one comparison train the same network by the same optimizer: tables with addresses as keys and the state of
-// the heap are then the same too, which would otherwise make a difference of a few tenths of a percent.
+// All loops of one comparison train the same network by the same optimizer: tables with addresses as keys and the state
+// of the heap are then the same too, which would otherwise make a difference of a few tenths of a percent.
 template <class Optimizer>
 struct Subject {
   Net net;

@@ -52,7 +52,7 @@ static_assert(!needs_closure<torch::optim::SGD> && !needs_closure<torch::optim::
 static_assert(!needs_closure<torch::optim::AdamW> && !needs_closure<torch::optim::Adagrad>);
 static_assert(!needs_closure<torch::optim::RMSprop>);
 
-// Two references, where the run stands, the last loss and whether it was read, three flags of the loop: nothing else.
+// Two references, where the run stands, the last loss and whether it was read, two flags of the loop: nothing else.
 struct Bare {
   Net& model;
   torch::optim::SGD& optimizer;
@@ -61,7 +61,7 @@ struct Bare {
     at::Tensor last;
     bool unread;
   } loss;
-  bool begun, moved, left_average;
+  bool begun, moved;
 };
 static_assert(sizeof(Trainer<Net, torch::optim::SGD, Loss>) == sizeof(Bare));
 

@@ -26,7 +26,7 @@ struct Loss {
 template <class... Policies>
 using With = Trainer<Model, Optimizer, Loss, Policies...>;
 
-// Two references, where the run stands, the last loss and whether it was read, three flags of the loop: nothing else.
+// Two references, where the run stands, the last loss and whether it was read, two flags of the loop: nothing else.
 struct Bare {
   Model& model;
   Optimizer& optimizer;
@@ -35,7 +35,7 @@ struct Bare {
     double last;
     bool unread;
   } loss;
-  bool begun, moved, left_average;
+  bool begun, moved;
 };
 static_assert(sizeof(With<>) == sizeof(Bare));
 static_assert(sizeof(Progress) == 8 * sizeof(double));

@@ -1,4 +1,4 @@
-// Trainer::fit is the loop that one would write by hand, bit for bit, whatever the model, the optimizer and the data are.
+// Trainer::fit is the loop that one would write by hand, bit for bit, whatever the model, the optimizer and the data.
 #include "support/catch.hpp"
 #include "training/network.hpp"
 
