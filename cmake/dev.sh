@@ -68,11 +68,12 @@ need() {
 }
 
 # Debian and Ubuntu use the same names.
-check_needs() {   # KIND: demo, test, or other
+check_needs() {   # KIND: demo, test or none
   need g++ "" has c++
   need cmake "" has cmake
   need ninja-build "" has ninja
   need python3-venv "" can_make_environments
+  if [ "$1" != none ]; then need zlib1g-dev "" has_header zlib.h; fi
   if [ "$1" = demo ]; then
     need libcli11-dev "" has_header CLI/CLI.hpp
     need dataset-fashion-mnist "the data: give the demo a folder with the files of Fashion-MNIST, --data FOLDER" \

@@ -414,6 +414,17 @@ TEST_CASE("batches of tensors are on the device, with every prefetch", "[batches
   }
 }
 
+TEST_CASE("tensors on a device are gathered by the thread that uses them", "[batches]") {
+  using Source = frugal::detail::BatchSource<frugal::detail::FromTensors>;
+  const auto here = numbered(4), there = here.to(at::kMeta);
+  CHECK(Source(4, {here, here}, {.prefetch = 2}).prefetch() == 2);
+  CHECK(Source(4, {there, here}, {.prefetch = 2}).prefetch() == 0);
+  CHECK(Source(4, {here, there}, {.prefetch = 2}).prefetch() == 0);
+  const frugal::Batches batches(
+      there, there, {.batch_size = 2, .order = frugal::Order::sequential, .device = at::kMeta, .prefetch = 2});
+  for (const auto& batch : batches.epoch(0)) CHECK(batch.inputs.is_meta());
+}
+
 TEST_CASE("fetch may keep state and need not be copyable", "[batches]") {
   frugal::Batches batches(6, [count = std::make_unique<int>(0)](at::Tensor) mutable { return ++*count; },
                           {.batch_size = 2});
@@ -428,7 +439,7 @@ TEST_CASE("the fingerprint tells apart what a position depends on", "[batches]")
   std::set<std::string> found;
   for (std::int64_t samples : {20, 21})
     for (std::int64_t batch : {4, 5})
-      for (std::uint64_t seed : {0, 1})
+      for (std::uint64_t seed : {0u, 1u})
         for (auto order : {frugal::Order::shuffled, frugal::Order::sequential})
           found.insert(tensors(samples, {.batch_size = batch, .order = order, .seed = seed}).fingerprint());
   CHECK(found.size() == 16);

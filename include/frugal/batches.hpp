@@ -105,7 +105,10 @@ class BatchSource {
     const std::span all(order.mutable_data_ptr<std::int64_t>(), static_cast<std::size_t>(partition_.samples));
     if (shuffled) shuffle_samples(all, options_.seed, epoch);
     else std::iota(all.begin(), all.end(), std::int64_t{0});
-    if constexpr (draws_ahead) order = order.to(fetch_.inputs.device());
+    if constexpr (draws_ahead) {
+      if (has_copy_engine(fetch_.inputs.device())) order = order.pin_memory();
+      order = order.to(fetch_.inputs.device(), /*non_blocking=*/!fetch_.inputs.device().is_cpu());
+    }
     return order;
   }
 
@@ -123,7 +126,12 @@ class BatchSource {
 
   std::int64_t size() const { return partition_.size(); }
   at::Device device() const { return options_.device; }
-  std::int64_t prefetch() const { return options_.prefetch; }
+  // Tensors on a device stay with the caller: another thread would gather them on another stream.
+  std::int64_t prefetch() const {
+    if constexpr (draws_ahead)
+      if (!fetch_.inputs.device().is_cpu() || !fetch_.targets.device().is_cpu()) return 0;
+    return options_.prefetch;
+  }
   const BatchesOptions& options() const { return options_; }
   const Partition& partition() const { return partition_; }
 
@@ -163,7 +171,7 @@ class BatchSource {
 /// the time the loop takes the one before it is on its way to the device from then on. Order and results are those of
 /// `prefetch = 0`. The thread has default thread-local settings (gradients enabled, no autocast); return tensors on the
 /// CPU there. An exception of `fetch` comes out of the loop at the batch that it belongs to. Leaving a loop early waits
-/// for the fetch that runs. For tensors it moves the gathering of samples to that thread.
+/// for the fetch that runs. For tensors it moves the gathering of samples on the CPU to that thread.
 ///
 /// Cheap to copy, and safe to use from several threads if `fetch` is: ranges share the data and the function.
 template <class Fetch = detail::FromTensors>

@@ -13,9 +13,7 @@
 
 namespace {
 
-struct Model {
-  double weight = 0, gradient = 0;
-};
+struct Model { double weight = 0, gradient = 0; };
 struct Batch {
   double mean = 1;
   std::int64_t samples = 2;
@@ -91,7 +89,7 @@ struct BareAccumulatingByHand : Loop {
     optimizer.zero_grad();
   }
 };
-// Keeps what it takes to weigh uneven micro-batches and a short last window rightly, and to report a window's mean loss.
+// Keeps what it takes to weigh uneven micro-batches and a short last window rightly, and to report a window's loss.
 struct AccumulatingByHand : Loop {
   Books books;
   std::int64_t seen = 0;

@@ -10,9 +10,10 @@
 #include <cstring>
 #include <new>
 
-// A heap for the whole process, libraries included, that counts its calls and in which every call costs the same: blocks
-// are powers of two and come from one stack per size. With the system's heap two runs of one loop differ by tenths of a
-// percent, and a difference between two loops drowns in that. Include it in one translation unit of a program.
+// A heap for the whole process, libraries included, that counts its calls and in which every call costs the same:
+// blocks are powers of two and come from one stack per size. With the system's heap two runs of one loop differ by
+// tenths of a percent, and a difference between two loops drowns in that. Include it in one translation unit of a
+// program.
 namespace overhead {
 
 class Heap {
@@ -64,7 +65,9 @@ class Heap {
   };
 
   static Block* header(void* payload) { return reinterpret_cast<Block*>(static_cast<std::byte*>(payload) - line); }
-  static std::size_t kind_of(std::size_t size) { return size <= line ? 6 : static_cast<std::size_t>(std::bit_width(size - 1)); }
+  static std::size_t kind_of(std::size_t size) {
+    return size <= line ? 6 : static_cast<std::size_t>(std::bit_width(size - 1));
+  }
 
   void* take_aligned(std::size_t size, std::size_t alignment) {
     void* const payload = take(size + alignment + line);
@@ -79,7 +82,8 @@ class Heap {
     if (bytes > left_) {
       constexpr std::size_t piece = std::size_t{64} << 20;
       const std::size_t more = bytes > piece ? (bytes + 4095) / 4096 * 4096 : piece;
-      void* const memory = mmap(nullptr, more, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+      void* const memory =
+          mmap(nullptr, more, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
       if (memory == MAP_FAILED) return nullptr;
       rest_ = static_cast<std::byte*>(memory), left_ = more;
     }

@@ -38,8 +38,8 @@ OVERHEAD_OPAQUE void run(Loop& loop, const Batch& batch, std::int64_t steps) {
   for (std::int64_t i = 0; i < steps; ++i) loop.step(batch);
 }
 
-// Has callgrind write down what `steps` steps of `loop` cost, as "<name> <steps>"; compare.py reads it. Counting stays on:
-// switching it off would throw away all translated code.
+// Has callgrind write down what `steps` steps of `loop` cost, as "<name> <steps>"; compare.py reads it. Counting stays
+// on: switching it off would throw away all translated code.
 void count_instructions([[maybe_unused]] std::string_view name, auto& loop, const auto& batch, std::int64_t steps) {
 #if OVERHEAD_CALLGRIND
   const std::string label = std::string(name) + ' ' + std::to_string(steps);
@@ -64,8 +64,12 @@ std::int64_t allocations(auto& loop, const auto& batch, std::int64_t steps) {
 // Prints every check and remembers whether all held.
 class Checks {
  public:
-  void equal(std::string_view what, std::int64_t found, std::int64_t expected) { note(what, found, "==", expected, found == expected); }
-  void at_most(std::string_view what, std::int64_t found, std::int64_t limit) { note(what, found, "<=", limit, found <= limit); }
+  void equal(std::string_view what, std::int64_t found, std::int64_t expected) {
+    note(what, found, "==", expected, found == expected);
+  }
+  void at_most(std::string_view what, std::int64_t found, std::int64_t limit) {
+    note(what, found, "<=", limit, found <= limit);
+  }
   int exit_code() const { return failed_ ? 1 : 0; }
 
  private:

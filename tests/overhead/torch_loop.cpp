@@ -49,10 +49,12 @@ struct MeanLoss {
 torch::optim::SGD sgd(Net& net) {
   return torch::optim::SGD(net->parameters(), torch::optim::SGDOptions(0.01).momentum(0.9));
 }
-torch::optim::AdamW adamw(Net& net) { return torch::optim::AdamW(net->parameters(), torch::optim::AdamWOptions(0.001)); }
+torch::optim::AdamW adamw(Net& net) {
+  return torch::optim::AdamW(net->parameters(), torch::optim::AdamWOptions(0.001));
+}
 
-// All loops of one comparison train the same network by the same optimizer: tables with addresses as keys and the state of
-// the heap are then the same too, which would otherwise make a difference of a few tenths of a percent.
+// All loops of one comparison train the same network by the same optimizer: tables with addresses as keys and the state
+// of the heap are then the same too, which would otherwise make a difference of a few tenths of a percent.
 template <class Optimizer>
 struct Subject {
   Net net;
@@ -243,8 +245,8 @@ void nothing_more(overhead::Checks& checks, const std::string& name, const Costs
   checks.equal(name + ": operators, as without", with.operators, bare.operators);
 }
 // What a policy's own operators allocate depends on LibTorch; it stays in proportion.
-void little_more(overhead::Checks& checks, const std::string& name, const Costs& bare, const Costs& with, std::int64_t limit,
-                 std::int64_t reads) {
+void little_more(overhead::Checks& checks, const std::string& name, const Costs& bare, const Costs& with,
+                 std::int64_t limit, std::int64_t reads) {
   checks.at_most(name + ": more allocations per step", (with.allocations - bare.allocations) / steps, limit);
   checks.equal(name + ": values read back", with.reads, reads);
 }
@@ -275,8 +277,10 @@ void check_policies(overhead::Checks& checks, const Costs& bare) {
   more("OnStep, every window", costs_with(OnStep{[](const Progress&) {}, window}), 0, steps / window);
   more("AmpPolicy<Fp16> and GradAccumulator", costs_with(AmpPolicy<Fp16>(at::kCPU, able), GradAccumulator(window)), 200,
        steps / window);
-  more("all but fp16", costs_with(AmpPolicy<Bf16>(at::kCPU, able), GradAccumulator(window), GradClip(1.0), Averager(),
-                                  Schedule(cosine(1000)), EarlyStopper(), OnStep{[](const Progress&) {}, 1000}), 150, 0);
+  more("all but fp16",
+       costs_with(AmpPolicy<Bf16>(at::kCPU, able), GradAccumulator(window), GradClip(1.0), Averager(),
+                  Schedule(cosine(1000)), EarlyStopper(), OnStep{[](const Progress&) {}, 1000}),
+       150, 0);
 }
 
 // The loss is read when somebody asks, once per window.

@@ -23,7 +23,8 @@ constexpr bool fits_optimizer =
     PrecisionPolicy<AmpPolicy<Auto>, Optimizer> && PrecisionPolicy<AmpPolicy<Fp32>, Optimizer> &&
     PrecisionPolicy<AmpPolicy<Tf32>, Optimizer> && PrecisionPolicy<AmpPolicy<Bf16>, Optimizer> &&
     PrecisionPolicy<AmpPolicy<Fp16>, Optimizer> && PrecisionPolicy<AmpPolicy<BitExact>, Optimizer> &&
-    ClippingPolicy<GradClip, Optimizer> && SchedulePolicy<Schedule, Optimizer> && SchedulePolicy<ReduceOnPlateau, Optimizer>;
+    ClippingPolicy<GradClip, Optimizer> && SchedulePolicy<Schedule, Optimizer> &&
+    SchedulePolicy<ReduceOnPlateau, Optimizer>;
 static_assert(fits_optimizer<torch::optim::SGD> && fits_optimizer<torch::optim::Adam>);
 static_assert(fits_optimizer<torch::optim::AdamW> && fits_optimizer<torch::optim::Adagrad>);
 static_assert(fits_optimizer<torch::optim::RMSprop>);
@@ -33,14 +34,12 @@ static_assert(AccumulationPolicy<GradAccumulator, at::Tensor> && AccumulationPol
 struct NetImpl : torch::nn::Module {};
 TORCH_MODULE(Net);
 template <class Model>
-constexpr bool is_model = AveragingPolicy<Averager, Model> &&
-                          std::is_same_v<frugal::detail::Tensor<Model, torch::optim::SGD>, at::Tensor>;
+constexpr bool is_model =
+    AveragingPolicy<Averager, Model> && std::is_same_v<frugal::detail::Tensor<Model, torch::optim::SGD>, at::Tensor>;
 static_assert(is_model<NetImpl> && is_model<Net> && is_model<std::shared_ptr<NetImpl>>);
 static_assert(is_model<torch::nn::Sequential> && is_model<torch::nn::Linear>);
 // Of a struct of modules the optimizer shows the weights.
-struct Pair {
-  Net first, second;
-};
+struct Pair { Net first, second; };
 static_assert(std::is_same_v<frugal::detail::Tensor<Pair, torch::optim::SGD>, at::Tensor>);
 
 struct Loss {
@@ -53,7 +52,7 @@ static_assert(!needs_closure<torch::optim::SGD> && !needs_closure<torch::optim::
 static_assert(!needs_closure<torch::optim::AdamW> && !needs_closure<torch::optim::Adagrad>);
 static_assert(!needs_closure<torch::optim::RMSprop>);
 
-// Two references, where the run stands, the last loss and whether it was read, three flags of the loop: nothing else.
+// Two references, where the run stands, the last loss and whether it was read, two flags of the loop: nothing else.
 struct Bare {
   Net& model;
   torch::optim::SGD& optimizer;
@@ -62,7 +61,7 @@ struct Bare {
     at::Tensor last;
     bool unread;
   } loss;
-  bool begun, moved, left_average;
+  bool begun, moved;
 };
 static_assert(sizeof(Trainer<Net, torch::optim::SGD, Loss>) == sizeof(Bare));
 
@@ -71,19 +70,23 @@ static_assert(AmpPolicy<Fp16>::can_skip && AmpPolicy<Auto>::can_skip);
 static_assert(!AmpPolicy<Fp32>::can_skip && !AmpPolicy<Tf32>::can_skip && !AmpPolicy<Bf16>::can_skip);
 static_assert(!AmpPolicy<BitExact>::can_skip);
 
-static_assert(AmpPolicy<>::role == Role::precision && GradClip::role == Role::clipping && Averager::role == Role::averaging);
+static_assert(AmpPolicy<>::role == Role::precision && GradClip::role == Role::clipping &&
+              Averager::role == Role::averaging);
 static_assert(Stateful<AmpPolicy<Fp16>> && Stateful<AmpPolicy<Fp32>> && Stateful<Averager>);
 
 template <class Type>
 constexpr bool movable = std::is_move_constructible_v<Type> && std::is_move_assignable_v<Type>;
-static_assert(movable<AmpPolicy<Auto>> && movable<AmpPolicy<Fp16>> && movable<AmpPolicy<Bf16>> && movable<AmpPolicy<BitExact>>);
+static_assert(movable<AmpPolicy<Auto>> && movable<AmpPolicy<Fp16>> && movable<AmpPolicy<Bf16>> &&
+              movable<AmpPolicy<BitExact>>);
 static_assert(movable<GradClip> && movable<Averager> && movable<LossScaler>);
 static_assert(std::is_move_constructible_v<Trainer<Net, torch::optim::SGD, Loss, AmpPolicy<>, GradClip, Averager>>);
 
 // What LibTorch's data loaders yield can be counted and weighed.
 using Example = torch::data::Example<>;
-static_assert(frugal::detail::weighable<at::Tensor> && frugal::detail::weighable<Example> && frugal::detail::weighable<std::vector<Example>>);
-static_assert(frugal::detail::weighable<std::pair<at::Tensor, at::Tensor>> && frugal::detail::weighable<std::vector<at::Tensor>>);
+static_assert(frugal::detail::weighable<at::Tensor> && frugal::detail::weighable<Example> &&
+              frugal::detail::weighable<std::vector<Example>>);
+static_assert(frugal::detail::weighable<std::pair<at::Tensor, at::Tensor>> &&
+              frugal::detail::weighable<std::vector<at::Tensor>>);
 static_assert(!frugal::detail::weighable<int>);
 
 }  // namespace

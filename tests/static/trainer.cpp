@@ -26,7 +26,7 @@ struct Loss {
 template <class... Policies>
 using With = Trainer<Model, Optimizer, Loss, Policies...>;
 
-// Two references, where the run stands, the last loss and whether it was read, three flags of the loop: nothing else.
+// Two references, where the run stands, the last loss and whether it was read, two flags of the loop: nothing else.
 struct Bare {
   Model& model;
   Optimizer& optimizer;
@@ -35,16 +35,19 @@ struct Bare {
     double last;
     bool unread;
   } loss;
-  bool begun, moved, left_average;
+  bool begun, moved;
 };
 static_assert(sizeof(With<>) == sizeof(Bare));
 static_assert(sizeof(Progress) == 8 * sizeof(double));
 
 // A policy costs its own size, in any company; one without state costs nothing.
-constexpr std::size_t rounded(std::size_t bytes) { return (bytes + alignof(double) - 1) / alignof(double) * alignof(double); }
+constexpr std::size_t rounded(std::size_t bytes) {
+  return (bytes + alignof(double) - 1) / alignof(double) * alignof(double);
+}
 static_assert(sizeof(With<EarlyStopper>) <= sizeof(Bare) + rounded(sizeof(EarlyStopper)));
 static_assert(sizeof(With<Schedule>) <= sizeof(Bare) + rounded(sizeof(Schedule)));
-static_assert(sizeof(With<EarlyStopper, Schedule>) <= sizeof(Bare) + rounded(sizeof(EarlyStopper)) + rounded(sizeof(Schedule)));
+static_assert(sizeof(With<EarlyStopper, Schedule>) <=
+              sizeof(Bare) + rounded(sizeof(EarlyStopper)) + rounded(sizeof(Schedule)));
 
 constexpr auto on_epoch = [](const Progress&) {};
 constexpr auto on_gradients = [](Model&) {};

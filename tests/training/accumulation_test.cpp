@@ -143,7 +143,8 @@ std::vector<Tokens> split(const Tokens& all, const Sizes& sizes) {
   std::vector<Tokens> parts;
   std::int64_t from = 0;
   for (const std::int64_t size : sizes) {
-    parts.push_back({all.inputs.narrow(0, from, size), all.targets.narrow(0, from, size), all.mask.narrow(0, from, size)});
+    parts.push_back(
+        {all.inputs.narrow(0, from, size), all.targets.narrow(0, from, size), all.mask.narrow(0, from, size)});
     from += size;
   }
   return parts;

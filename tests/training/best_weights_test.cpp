@@ -97,9 +97,7 @@ TEST_CASE("an exception leaves the best weights behind, and is not hidden by the
                     std::move(observers)...};
     try {
       trainer.fit(run.batches, validate, {.epochs = 9});
-    } catch (const std::runtime_error& error) {
-      return error.what();
-    }
+    } catch (const std::runtime_error& error) { return error.what(); }
     return "nothing was thrown";
   };
   const auto plain = [&](NormedNet& model, const Batch& batch) { return MeanLoss()(model, batch); };
@@ -180,7 +178,8 @@ struct ByHand {
       weights.push_back(state_of(*model));
       State now;
       for (const auto& [name, value] : average) now.emplace_back(name, value.clone());
-      for (std::size_t i = model->parameters().size(); i < now.size(); ++i) now[i] = weights.back()[i];  // buffers: as they are
+      for (std::size_t i = model->parameters().size(); i < now.size(); ++i)
+        now[i] = weights.back()[i];  // buffers: as they are
       averages.push_back(now);
     }
   }

@@ -1,4 +1,4 @@
-// Trainer::fit is the loop that one would write by hand, bit for bit, whatever the model, the optimizer and the data are.
+// Trainer::fit is the loop that one would write by hand, bit for bit, whatever the model, the optimizer and the data.
 #include "support/catch.hpp"
 #include "training/network.hpp"
 
@@ -112,8 +112,7 @@ TEST_CASE("shuffled Batches give fit and a loop by hand the same order") {
   const Batches batches(all.inputs, all.targets, {.batch_size = 8, .seed = 5});
   Net expected = make();
   auto reference = sgd(expected->parameters());
-  for (std::int64_t epoch = 0; epoch < 3; ++epoch)
-    train_by_hand(expected, reference, batches.epoch(epoch), 1);
+  for (std::int64_t epoch = 0; epoch < 3; ++epoch) train_by_hand(expected, reference, batches.epoch(epoch), 1);
 
   Net model = make();
   auto optimizer = sgd(model->parameters());
@@ -133,8 +132,8 @@ TEST_CASE("max_steps ends the run after that very step, validated") {
   auto optimizer = sgd(model->parameters());
   std::vector<State> validated;
   Trainer trainer{model, optimizer, MeanLoss{}};
-  const RunReport report = trainer.fit(
-      cut(all, sizes), [&] { return validated.push_back(state_of(*model)), 1.0; }, {.epochs = 0, .max_steps = 6});
+  const RunReport report = trainer.fit(cut(all, sizes), [&] { return validated.push_back(state_of(*model)), 1.0; },
+                                       {.epochs = 0, .max_steps = 6});
   CHECK(report.reason == StopReason::finished);
   CHECK(report.progress.step == 6);
   CHECK(report.progress.metric_step == 6);
@@ -158,17 +157,17 @@ TEST_CASE("validation every n steps sees the weights of those steps, without gra
   auto optimizer = adamw(model->parameters());
   std::vector<std::size_t> steps;
   Trainer trainer{model, optimizer, MeanLoss{}};
-  const RunReport report = trainer.fit(
-      cut(all, sizes),
-      [&] {
-        CHECK_FALSE(model->is_training());
-        CHECK_FALSE(MeanLoss()(model, Batch{all.inputs, all.targets}).requires_grad());
-        std::size_t step = 0;
-        while (step < after_step.size() && !same_bits(state_of(*model), after_step[step])) ++step;
-        steps.push_back(step + 1);
-        return torch::tensor(0.5);
-      },
-      {.epochs = 2, .validate_every_steps = 3});
+  const RunReport report =
+      trainer.fit(cut(all, sizes),
+                  [&] {
+                    CHECK_FALSE(model->is_training());
+                    CHECK_FALSE(MeanLoss()(model, Batch{all.inputs, all.targets}).requires_grad());
+                    std::size_t step = 0;
+                    while (step < after_step.size() && !same_bits(state_of(*model), after_step[step])) ++step;
+                    steps.push_back(step + 1);
+                    return torch::tensor(0.5);
+                  },
+                  {.epochs = 2, .validate_every_steps = 3});
   CHECK(steps == std::vector<std::size_t>{3, 6, 8});  // the last one: what is left at the end of the run
   CHECK(report.best_metric == 0.5);
   CHECK(same_bits(state_of(*model), after_step.back()));
@@ -234,7 +233,8 @@ struct Regression {
   torch::optim::LBFGS optimizer;
   double before;
 
-  Regression() : optimizer((model->to(torch::kDouble), model->parameters()), torch::optim::LBFGSOptions(1).max_iter(10)) {
+  Regression()
+      : optimizer((model->to(torch::kDouble), model->parameters()), torch::optim::LBFGSOptions(1).max_iter(10)) {
     all.targets = all.inputs.mm(torch::randn({6, 3}, torch::kDouble)).add(0.3);
     before = loss();
   }

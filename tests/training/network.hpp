@@ -36,9 +36,7 @@ Model make(torch::Dtype dtype = torch::kFloat) {
   return model;
 }
 
-struct Data {
-  torch::Tensor inputs, targets;
-};
+struct Data { torch::Tensor inputs, targets; };
 inline Data data(std::int64_t samples, torch::Dtype dtype = torch::kFloat) {
   torch::manual_seed(11);
   torch::Tensor inputs = torch::randn({samples, 6}, dtype);

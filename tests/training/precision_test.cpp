@@ -106,7 +106,8 @@ TEST_CASE("a scale that overflows is lowered, and only then anything moves") {
 
 TEST_CASE("a window of micro-batches in fp16 has one scale") {
   std::vector<double> gradients;
-  Trained half(AmpPolicy<Fp16>(at::kCPU, able, {.scaler = {.init_scale = 256, .growth_interval = 1}}), GradAccumulator(2),
+  Trained half(AmpPolicy<Fp16>(at::kCPU, able, {.scaler = {.init_scale = 256, .growth_interval = 1}}),
+               GradAccumulator(2),
                OnGradients{[&](CachedNet& model) { gradients.push_back(model->first.grad().norm().item<double>()); }});
   std::vector<double> expected;
   Trained full(GradAccumulator(2),
