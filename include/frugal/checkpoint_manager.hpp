@@ -173,6 +173,12 @@ class CheckpointManager {
     store_->take_over(options_.existing == Existing::append);
   }
 
+  /// A new run begins: triggers count from its start, and the files in the directory are another run's (see Existing).
+  void reset() {
+    if (store_) store_->disown();
+    saved({});
+  }
+
   /// The checkpoints in the directory, newest last. `valid` says that size and header are right; restore() verifies all.
   std::vector<CheckpointInfo> list() const {
     if (!store_) return {};

@@ -187,3 +187,26 @@ TEST_CASE("with another micro_batch the unfinished window starts again, and no s
   CHECK(report.progress.samples == 3 * 46);
   CHECK(report.progress.step == 3 * 4);
 }
+
+TEST_CASE("a fresh run, or a new one, into a used directory is refused before its first step") {
+  const Folder folder("used");
+  const Data data;
+  Net model;
+  torch::optim::AdamW optimizer(model->parameters(), 0.02);
+  const Batches batches(data.inputs, data.targets, {.batch_size = 12});
+  auto loss = [](Net& net, const Batch& batch) { return torch::cross_entropy_loss(net(batch.inputs), batch.targets); };
+  Trainer first{model, optimizer, loss, CheckpointManager({.directory = folder.path})};
+  first.fit(batches, {.epochs = 2});
+  first.restart();
+  CHECK_THROWS_WITH(first.fit(batches), ContainsSubstring("another run"));
+  CHECK(first.progress().step == 0);
+
+  Trainer discarding{model, optimizer, loss,
+                     CheckpointManager({.directory = folder.path, .existing = Existing::discard})};
+  discarding.fit(batches, {.epochs = 3});
+  discarding.restart();
+  discarding.fit(batches, {.epochs = 1});  // its triggers count from its own start
+  const auto kept = discarding.template get<CheckpointManager<>>().list();
+  REQUIRE(kept.size() == 1);
+  CHECK(kept.back().progress.epoch == 1);
+}

@@ -80,6 +80,13 @@ class CheckpointStore {
     lock();
   }
 
+  // The files there are another run's from now on.
+  void disown() {
+    settle();
+    lock_.reset();
+    seen_ = 0;
+  }
+
   // Copies `state` and writes the copy, now or in the background. One write in flight: call wait() before.
   void write(const State& state, bool in_background) {
     snapshot_.take(state);

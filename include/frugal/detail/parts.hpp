@@ -69,6 +69,7 @@ class Parts {
   // Before the first step since the run began or was continued: the weights that were being trained, no gradient from
   // outside of the window, the rates of the step that is due.
   void begin() {
+    if constexpr (requires { checkpointing().claim(); }) checkpointing().claim();  // its errors come before the first epoch
     begun_ = true;
     place_.begin();
     if (averaging().swapped()) averaging().swap(model_);
