@@ -119,19 +119,19 @@ class FusedGroups {
   // Steps what look_at() listed. The counters move when the kernels have been called, not before.
   template <class Kernel>
   void step_fused(torch::optim::Optimizer& optimizer, const typename Kernel::Options& options) {
-    using State = typename Kernel::State;
+    using ParamState = typename Kernel::State;
     for (Entry& entry : entries_) {
-      const std::int64_t due = Kernel::due(options, static_cast<const State*>(entry.state));
+      const std::int64_t due = Kernel::due(options, static_cast<const ParamState*>(entry.state));
       if (!entry.state && Kernel::keeps_state(options)) {
         auto& slot = optimizer.state()[entry.parameter->unsafeGetTensorImpl()];
-        entry.state = (slot = std::make_unique<State>()).get();
+        entry.state = (slot = std::make_unique<ParamState>()).get();
       }
-      add<Kernel>(options, *entry.parameter, static_cast<State*>(entry.state), due);
+      add<Kernel>(options, *entry.parameter, static_cast<ParamState*>(entry.state), due);
     }
     for (FusedCall& call : calls_)
       if (!call.parameters.empty()) Kernel::call(options, call);
     for (const Entry& entry : entries_)
-      if (entry.state) Kernel::advance(static_cast<State&>(*entry.state));
+      if (entry.state) Kernel::advance(static_cast<ParamState&>(*entry.state));
   }
 
   template <class Kernel>
