@@ -2,7 +2,6 @@
 
 #include <torch/nn/module.h>
 
-#include <cstddef>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -21,23 +20,16 @@ class GuardedModes {
     }
   }
 
-  // train(mode) recurses: parents come before children. A child of two parents may be changed by the second one after
-  // its turn, so it takes as many rounds as nothing is left to do, bounded for modules that insist on a mode of their
-  // own.
+  // train(mode) recurses: parents come before children. A child of two parents is listed under each of them.
   void restore() {
     if (!root_) return;
-    bool again = true;
-    for (std::size_t round = 0; again && round <= children_.size(); ++round) {
-      again = set(*root_, root_training_);
-      for (auto& [module, training] : children_) again = set(*module, training) || again;
-    }
+    set(*root_, root_training_);
+    for (auto& [module, training] : children_) set(*module, training);
   }
 
  private:
-  static bool set(torch::nn::Module& module, bool training) {
-    if (module.is_training() == training) return false;
-    module.train(training);
-    return true;
+  static void set(torch::nn::Module& module, bool training) {
+    if (module.is_training() != training) module.train(training);
   }
 
   torch::nn::Module* root_ = nullptr;

@@ -35,11 +35,8 @@ class OverflowAt {
   auto operator()(Arguments&&... arguments) {
     auto value = loss_(std::forward<Arguments>(arguments)...);
     if (std::ranges::find(calls_, (*made_)++) != calls_.end()) {
-      if constexpr (requires {
-                      value.loss;
-                      value.weight;
-                    })
-        overflow(value.loss);
+      constexpr bool weighted = requires { value.weight; };
+      if constexpr (weighted) overflow(value.loss);
       else overflow(value);
     }
     return value;
