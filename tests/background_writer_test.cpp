@@ -2,6 +2,7 @@
 
 #include <frugal/detail/background_writer.hpp>
 
+#include <pthread.h>
 #include <algorithm>
 #include <atomic>
 #include <csignal>
@@ -11,7 +12,6 @@
 #include <iterator>
 #include <memory>
 #include <mutex>
-#include <pthread.h>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -27,7 +27,8 @@ auto threads_of_this_process() { return std::distance(std::filesystem::directory
 
 }  // namespace
 
-static_assert(std::is_nothrow_move_constructible_v<BackgroundWriter> && std::is_nothrow_move_assignable_v<BackgroundWriter>);
+static_assert(std::is_nothrow_move_constructible_v<BackgroundWriter> &&
+              std::is_nothrow_move_assignable_v<BackgroundWriter>);
 
 TEST_CASE("without a job there is no thread", "[background writer]") {
   const auto before = threads_of_this_process();
@@ -123,7 +124,9 @@ TEST_CASE("the end of the writer finishes its job, and swallows its error", "[ba
   }
   CHECK(done);
   done = false;
-  { BackgroundWriter().submit([&] { done = true; }); }
+  {
+    BackgroundWriter().submit([&] { done = true; });
+  }
   CHECK(done);
   BackgroundWriter().submit([] { throw std::runtime_error("nobody hears this"); });
 }

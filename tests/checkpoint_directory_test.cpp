@@ -4,6 +4,8 @@
 
 #include <frugal/detail/checkpoint_directory.hpp>
 
+#include <sys/wait.h>
+#include <unistd.h>
 #include <cmath>
 #include <csignal>
 #include <cstdint>
@@ -13,9 +15,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
-#include <sys/wait.h>
 #include <type_traits>
-#include <unistd.h>
 #include <utility>
 #include <vector>
 
@@ -27,10 +27,13 @@ using frugal::Goal;
 using frugal::Progress;
 namespace fs = std::filesystem;
 
-constexpr double no_number = std::numeric_limits<double>::quiet_NaN(), infinity = std::numeric_limits<double>::infinity();
+constexpr double no_number = std::numeric_limits<double>::quiet_NaN(),
+                 infinity = std::numeric_limits<double>::infinity();
 
 CheckpointInfo checkpoint(std::int64_t number, double metric, bool valid = true) {
-  return {.path = checkpoint_path("", number), .progress = {.step = number, .metric = metric, .metric_step = number}, .valid = valid};
+  return {.path = checkpoint_path("", number),
+          .progress = {.step = number, .metric = metric, .metric_step = number},
+          .valid = valid};
 }
 std::vector<std::int64_t> numbers(const std::vector<fs::path>& paths) {
   std::vector<std::int64_t> out;
@@ -56,8 +59,14 @@ static_assert(std::is_move_constructible_v<DirectoryLock> && !std::is_copy_const
 
 TEST_CASE("progress comes back exactly", "[checkpoint directory]") {
   for (const double value : {0.1, -0.0, 1e308, 5e-324, 1.0 / 3, no_number, infinity, -infinity}) {
-    const Progress before{.epoch = 1, .micro_batch = 2, .step = 3, .skipped = 4, .samples = INT64_MAX, .loss = value,
-                          .metric = -value, .metric_step = -1};
+    const Progress before{.epoch = 1,
+                          .micro_batch = 2,
+                          .step = 3,
+                          .skipped = 4,
+                          .samples = INT64_MAX,
+                          .loss = value,
+                          .metric = -value,
+                          .metric_step = -1};
     std::map<std::string, std::string> metadata;
     write_progress(before, metadata);
     const Progress after = read_progress(metadata);
@@ -92,10 +101,11 @@ TEST_CASE("names tell the number, and only our names do", "[checkpoint directory
   CHECK(checkpoint_path("runs/a", 12) == "runs/a/checkpoint-00000012.safetensors");
   for (const std::int64_t number : {std::int64_t{1}, std::int64_t{99999999}, std::int64_t{100000000}, INT64_MAX})
     CHECK(checkpoint_number(checkpoint_path("x", number)) == number);
-  for (const char* name : {"", "checkpoint-", "checkpoint-.safetensors", "checkpoint-12.safetensors", "checkpoint-00000000.safetensors",
-                           "checkpoint--0000001.safetensors", "checkpoint-00000012.safetensors.bak", "checkpoint-0000001x.safetensors",
-                           ".checkpoint-00000012.safetensors.77.1.tmp", "model.safetensors", "checkpoint-99999999999999999999.safetensors",
-                           "checkpoint-000000012.safetensors"})
+  for (const char* name :
+       {"", "checkpoint-", "checkpoint-.safetensors", "checkpoint-12.safetensors", "checkpoint-00000000.safetensors",
+        "checkpoint--0000001.safetensors", "checkpoint-00000012.safetensors.bak", "checkpoint-0000001x.safetensors",
+        ".checkpoint-00000012.safetensors.77.1.tmp", "model.safetensors", "checkpoint-99999999999999999999.safetensors",
+        "checkpoint-000000012.safetensors"})
     CHECK_FALSE(checkpoint_number(name));
 }
 
@@ -134,15 +144,17 @@ TEST_CASE("a directory that cannot be listed is an error, not an empty one", "[c
 }
 
 TEST_CASE("the best: finite metrics of the weights in the file, the older of equal ones", "[checkpoint directory]") {
-  std::vector<CheckpointInfo> all{checkpoint(1, 0.5), checkpoint(2, 0.3), checkpoint(3, 0.3), checkpoint(4, no_number),
-                                  checkpoint(5, -infinity), checkpoint(6, 0.1, false), checkpoint(7, 0.2), checkpoint(8, 0.9)};
+  std::vector<CheckpointInfo> all{checkpoint(1, 0.5),       checkpoint(2, 0.3),       checkpoint(3, 0.3),
+                                  checkpoint(4, no_number), checkpoint(5, -infinity), checkpoint(6, 0.1, false),
+                                  checkpoint(7, 0.2),       checkpoint(8, 0.9)};
   all[6].progress.metric_step = 6;  // of weights that are in no file
   CHECK(numbers(best_checkpoints(all, Goal::minimize)) == Numbers{2, 3, 1, 8});
   CHECK(numbers(best_checkpoints(all, Goal::maximize)) == Numbers{8, 1, 2, 3});
 }
 
 TEST_CASE("the newest and the best stay", "[checkpoint directory]") {
-  const std::vector<CheckpointInfo> all{checkpoint(1, 0.5), checkpoint(2, 0.3), checkpoint(3, 0.4), checkpoint(4, 0.6), checkpoint(5, 0.7)};
+  const std::vector<CheckpointInfo> all{checkpoint(1, 0.5), checkpoint(2, 0.3), checkpoint(3, 0.4), checkpoint(4, 0.6),
+                                        checkpoint(5, 0.7)};
   CHECK(numbers(superseded(all, {.keep_last = 2, .keep_best = 1})) == Numbers{3, 1});
   CHECK(numbers(superseded(all, {.keep_last = 1, .keep_best = 2})) == Numbers{4, 1});
   CHECK(numbers(superseded(all, {.keep_last = 1, .keep_best = 0})) == Numbers{4, 3, 2, 1});
@@ -153,7 +165,8 @@ TEST_CASE("the newest and the best stay", "[checkpoint directory]") {
 }
 
 TEST_CASE("a damaged file counts for nothing, and goes when enough valid ones are newer", "[checkpoint directory]") {
-  std::vector<CheckpointInfo> all{checkpoint(1, no_number), checkpoint(2, no_number), checkpoint(3, 0.1, false), checkpoint(4, no_number)};
+  std::vector<CheckpointInfo> all{checkpoint(1, no_number), checkpoint(2, no_number), checkpoint(3, 0.1, false),
+                                  checkpoint(4, no_number)};
   CHECK(numbers(superseded(all, {.keep_last = 2, .keep_best = 1})) == Numbers{1});
   all.push_back(checkpoint(5, no_number, false));
   CHECK(numbers(superseded(all, {.keep_last = 2, .keep_best = 1})) == Numbers{1});
@@ -167,7 +180,8 @@ TEST_CASE("one directory has one writer, also inside a process", "[checkpoint di
   {
     DirectoryLock first(runs);  // makes the directory
     const DirectoryLock moved = std::move(first);
-    CHECK_THROWS_WITH(DirectoryLock(runs), ContainsSubstring(runs.string()) && ContainsSubstring("process " + std::to_string(::getpid())) &&
+    CHECK_THROWS_WITH(DirectoryLock(runs), ContainsSubstring(runs.string()) &&
+                                               ContainsSubstring("process " + std::to_string(::getpid())) &&
                                                ContainsSubstring("directory of its own"));
     const DirectoryLock other(folder / "runs/b");
   }

@@ -53,11 +53,37 @@ TEST_CASE("all escapes are understood", "[json]") {
 }
 
 TEST_CASE("what is no JSON string is refused", "[json]") {
-  for (const std::string& json :
-       {""s, "x"s, "\""s, "\"abc"s, "\"\\"s, "\"\\\""s, R"("\x")"s, R"("\u12")"s, R"("\u12g4")"s, R"("\u-123")"s, "\"\\u123"s,
-        R"("\ud83d")"s, R"("\ud83dx")"s, R"("\ud83dA")"s, R"("\ude00")"s, "\"\n\""s, "\"\x01\""s, "\"\0\""s, "\"a\" \"b\""s,
-        "\"\x80\""s, "\"\xc0\xaf\""s, "\"\xc1\xbf\""s, "\"\xe0\x80\x80\""s, "\"\xed\xa0\x80\""s, "\"\xf0\x80\x80\x80\""s,
-        "\"\xf4\x90\x80\x80\""s, "\"\xf5\x80\x80\x80\""s, "\"\xff\""s, "\"\xe2\x82\""s, "\"\xc3\""s, "\"\xc3"s}) {
+  for (const std::string& json : {""s,
+                                  "x"s,
+                                  "\""s,
+                                  "\"abc"s,
+                                  "\"\\"s,
+                                  "\"\\\""s,
+                                  R"("\x")"s,
+                                  R"("\u12")"s,
+                                  R"("\u12g4")"s,
+                                  R"("\u-123")"s,
+                                  "\"\\u123"s,
+                                  R"("\ud83d")"s,
+                                  R"("\ud83dx")"s,
+                                  R"("\ud83dA")"s,
+                                  R"("\ude00")"s,
+                                  "\"\n\""s,
+                                  "\"\x01\""s,
+                                  "\"\0\""s,
+                                  "\"a\" \"b\""s,
+                                  "\"\x80\""s,
+                                  "\"\xc0\xaf\""s,
+                                  "\"\xc1\xbf\""s,
+                                  "\"\xe0\x80\x80\""s,
+                                  "\"\xed\xa0\x80\""s,
+                                  "\"\xf0\x80\x80\x80\""s,
+                                  "\"\xf4\x90\x80\x80\""s,
+                                  "\"\xf5\x80\x80\x80\""s,
+                                  "\"\xff\""s,
+                                  "\"\xe2\x82\""s,
+                                  "\"\xc3\""s,
+                                  "\"\xc3"s}) {
     INFO(json);
     CHECK_THROWS_AS(read(json), std::runtime_error);
   }
@@ -73,8 +99,26 @@ TEST_CASE("text that is not UTF-8 is never written", "[json]") {
 TEST_CASE("integers from 0 to 2^63 - 1, and nothing else", "[json]") {
   CHECK(numbers("[]").empty());
   CHECK(numbers(" [ 0 , 10,9223372036854775807 ] ") == std::vector<std::int64_t>{0, 10, INT64_MAX});
-  for (const char* json : {"", "[", "[1", "[1,", "[1,]", "[,1]", "[-1]", "[+1]", "[01]", "[1.0]", "[1e3]", "[9223372036854775808]",
-                           "[99999999999999999999999]", "[1 2]", "[true]", "[\"1\"]", "[[1]]", "[1]]", "1", "{}"}) {
+  for (const char* json : {"",
+                           "[",
+                           "[1",
+                           "[1,",
+                           "[1,]",
+                           "[,1]",
+                           "[-1]",
+                           "[+1]",
+                           "[01]",
+                           "[1.0]",
+                           "[1e3]",
+                           "[9223372036854775808]",
+                           "[99999999999999999999999]",
+                           "[1 2]",
+                           "[true]",
+                           "[\"1\"]",
+                           "[[1]]",
+                           "[1]]",
+                           "1",
+                           "{}"}) {
     INFO(json);
     CHECK_THROWS_AS(numbers(json), std::runtime_error);
   }
@@ -92,8 +136,8 @@ TEST_CASE("an object gives its members, and refuses a key that comes twice", "[j
   CHECK(members(R"( { "b" : "1" , "a":"2" } )") == "b=1;a=2;");
   CHECK_THROWS_WITH(members(R"({"a":"1","a":"2"})"), ContainsSubstring("\"a\" comes twice"));
   CHECK_THROWS_WITH(members(R"({"a":"1","\u0061":"2"})"), ContainsSubstring("comes twice"));
-  for (const char* json : {"{", "{\"a\"", "{\"a\":", "{\"a\":\"1\"", "{\"a\":\"1\",", "{\"a\":\"1\",}", "{a:\"1\"}", "{\"a\" \"1\"}",
-                           "{\"a\":1}", "{\"a\":null}", "{}{}", "[]"}) {
+  for (const char* json : {"{", "{\"a\"", "{\"a\":", "{\"a\":\"1\"", "{\"a\":\"1\",", "{\"a\":\"1\",}", "{a:\"1\"}",
+                           "{\"a\" \"1\"}", "{\"a\":1}", "{\"a\":null}", "{}{}", "[]"}) {
     INFO(json);
     CHECK_THROWS_AS(members(json), std::runtime_error);
   }

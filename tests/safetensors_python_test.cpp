@@ -42,6 +42,7 @@ at = raw.index(b'"frugal.xxh64":"') + len('"frugal.xxh64":"')
 assert xxhash.xxh64(raw[:at] + b"0" * 16 + raw[at + 16:header]).hexdigest() == m["frugal.xxh64"]
 assert xxhash.xxh64(t["fc.weight"].tobytes()).hexdigest() == m["frugal.xxh64.fc.weight"]
 )");
-  const std::string command = "python3 '" + (folder / "check.py").string() + "' '" + (folder / "a.safetensors").string() + "'";
+  const std::string command =
+      "python3 '" + (folder / "check.py").string() + "' '" + (folder / "a.safetensors").string() + "'";
   CHECK(std::system(command.c_str()) == 0);
 }

@@ -4,6 +4,8 @@
 
 #include <frugal/detail/safetensors.hpp>
 
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -13,7 +15,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
-#include <sys/stat.h>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -51,9 +53,7 @@ std::string problem_of(const fs::path& path, const std::string& content) {
   try {
     DocumentReader(path).verify();
     return {};
-  } catch (const DamagedFile& damage) {
-    return damage.what();
-  }
+  } catch (const DamagedFile& damage) { return damage.what(); }
 }
 
 std::string with_header(std::string text, const std::string& data) {
@@ -136,6 +136,7 @@ TEST_CASE("every flipped bit is noticed", "[safetensors]") {
   const TemporaryDirectory folder;
   const std::string sound = encoded(small_document().document);
   REQUIRE(problem_of(folder / "a", sound).empty());
+  REQUIRE(sound.find("}} ") != std::string::npos);  // spaces at the end of the header are among them
   std::size_t missed = 0;
   for (std::size_t at = 0; at < sound.size(); ++at)
     for (const int flip : {0x01, 0x20, 0x29, 0x80, 0xff}) {  // 0x20: the case of letters; 0x29: a space to a tab
@@ -154,7 +155,8 @@ TEST_CASE("a flipped byte of a tensor is noticed by whoever reads that tensor", 
   const DocumentReader reader(folder / "a");  // the header is right
   CHECK(read<std::int64_t>(reader, "step") == std::vector<std::int64_t>{-77});
   CHECK_THROWS_AS(read<std::uint8_t>(reader, "flags"), DamagedFile);
-  CHECK_THROWS_WITH(reader.verify(), ContainsSubstring((folder / "a").string()) && ContainsSubstring("'flags' does not have its hash"));
+  CHECK_THROWS_WITH(reader.verify(),
+                    ContainsSubstring((folder / "a").string()) && ContainsSubstring("'flags' does not have its hash"));
 }
 
 TEST_CASE("every truncation, and whatever is appended, is noticed when the file is opened", "[safetensors]") {
@@ -173,10 +175,12 @@ TEST_CASE("every truncation, and whatever is appended, is noticed when the file 
 TEST_CASE("a header that claims to be huge is an error and no allocation", "[safetensors]") {
   const TemporaryDirectory folder;
   std::string content = encoded(small_document().document);
-  for (const std::uint64_t length : {UINT64_MAX, UINT64_MAX - 7, std::uint64_t{1} << 63, std::uint64_t{1} << 40,
-                                     std::uint64_t{content.size()}, std::uint64_t{content.size() - 7}, std::uint64_t{0}, std::uint64_t{40}}) {
+  for (const std::uint64_t length :
+       {UINT64_MAX, UINT64_MAX - 7, std::uint64_t{1} << 63, std::uint64_t{1} << 40, std::uint64_t{content.size()},
+        std::uint64_t{content.size() - 7}, std::uint64_t{0}, std::uint64_t{40}}) {
     std::memcpy(content.data(), &length, 8);
-    CHECK_THAT(problem_of(folder / "a", content), ContainsSubstring(length > 40 ? "ends inside its header" : "impossible"));
+    CHECK_THAT(problem_of(folder / "a", content),
+               ContainsSubstring(length > 40 ? "ends inside its header" : "impossible"));
   }
   const std::uint64_t sparse = 200'000'000;  // the file has these bytes, on paper
   std::memcpy(content.data(), &sparse, 8);
@@ -193,6 +197,23 @@ TEST_CASE("what is no readable file is an error that says so", "[safetensors]") 
   REQUIRE(::mkfifo((folder / "pipe").c_str(), 0600) == 0);
   CHECK_THROWS_WITH(DocumentReader(folder / "pipe"), ContainsSubstring("is no regular file"));
   CHECK_FALSE(problem_of(folder / "text", std::string(1000, 'x')).empty());
+}
+
+TEST_CASE("a process without free descriptors does not call files damaged", "[safetensors]") {
+  const TemporaryDirectory folder;
+  store(small_document().document, folder / "a");
+  rlimit before{};
+  REQUIRE(::getrlimit(RLIMIT_NOFILE, &before) == 0);
+  const rlimit none{3, before.rlim_max};
+  REQUIRE(::setrlimit(RLIMIT_NOFILE, &none) == 0);
+  std::string what;
+  try {
+    const DocumentReader reader(folder / "a");
+  } catch (const std::system_error& error) { what = error.what(); } catch (const DamagedFile&) {
+    what = "damaged";
+  }
+  REQUIRE(::setrlimit(RLIMIT_NOFILE, &before) == 0);
+  CHECK_THAT(what, ContainsSubstring("frugal: cannot open"));
 }
 
 TEST_CASE("a file that shrinks under its reader is an error", "[safetensors]") {
@@ -268,6 +289,7 @@ TEST_CASE("a header that is forged with a right hash is still read strictly", "[
   CHECK_THAT(problem(start + a + b), ContainsSubstring("expected '}'"));
   CHECK_THAT(problem(prefix + ",\"key\":1}}", ""), ContainsSubstring("expected '\"'"));
   CHECK_THAT(problem(prefix + "}" + a + "}", "abcd"), ContainsSubstring("'a' has no hash"));
-  CHECK_THAT(problem(prefix + ",\"frugal.xxh64.a\":\"000000000000000g\"}" + a + "}", "abcd"), ContainsSubstring("no hash"));
+  CHECK_THAT(problem(prefix + ",\"frugal.xxh64.a\":\"000000000000000g\"}" + a + "}", "abcd"),
+             ContainsSubstring("no hash"));
   CHECK_THAT(problem(prefix + ",\"k\":\"1\",\"k\":\"2\"}}", ""), ContainsSubstring("comes twice"));
 }

@@ -3,26 +3,28 @@
 
 #include <frugal/detail/storage_local.hpp>
 
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
 #include <cerrno>
+#include <csignal>
 #include <cstddef>
 #include <cstdio>
-#include <csignal>
-#include <fcntl.h>
 #include <filesystem>
 #include <fstream>
 #include <optional>
 #include <stdexcept>
 #include <string>
-#include <sys/resource.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
 #include <system_error>
 #include <thread>
 #include <type_traits>
-#include <unistd.h>
 #include <utility>
 #include <vector>
+
+namespace fs = std::filesystem;
 
 namespace {
 
@@ -31,6 +33,7 @@ struct SystemCalls {
   std::vector<std::string> order = {};
   int file_sync_error = 0, directory_sync_error = 0;  // errno
   bool disturbed = false;                             // every second call is interrupted; at most 3 bytes a write
+  bool robbed = false;                                // the next file that is to be locked is removed just before
   int calls = 0;
 
   bool interrupted() { return disturbed && ++calls % 2 == 1 && (errno = EINTR); }
@@ -49,7 +52,7 @@ class Watch {
 // The program's own definitions of these come before the C library's.
 extern "C" int fsync(int file) {
   if (watched) {
-    struct stat status {};
+    struct stat status{};
     ::fstat(file, &status);
     const bool directory = S_ISDIR(status.st_mode);
     if (watched->interrupted()) return -1;
@@ -63,6 +66,11 @@ extern "C" int rename(const char* from, const char* to) noexcept {
   if (watched) watched->order.push_back("rename");
   return static_cast<int>(::syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0));
 }
+extern "C" int flock(int file, int operation) noexcept {
+  if (watched && std::exchange(watched->robbed, false))
+    fs::remove(fs::read_symlink("/proc/self/fd/" + std::to_string(file)));
+  return static_cast<int>(::syscall(SYS_flock, file, operation));
+}
 extern "C" ssize_t write(int file, const void* bytes, size_t size) {
   if (watched) {
     if (watched->interrupted()) return -1;
@@ -75,7 +83,6 @@ extern "C" ssize_t write(int file, const void* bytes, size_t size) {
 namespace {
 
 using frugal::LocalFiles;
-namespace fs = std::filesystem;
 
 void store(const fs::path& target, const std::string& text) {
   auto file = LocalFiles{}.create(target);
@@ -142,6 +149,27 @@ TEST_CASE("a file without commit leaves nothing behind", "[storage]") {
   }
   CHECK(folder.size() == 1);
   CHECK(read_text(folder / "a") == "old");
+}
+
+TEST_CASE("a file that was moved is the file, whatever becomes of the empty one", "[storage]") {
+  const TemporaryDirectory folder;
+  std::optional<LocalFiles::File> file(LocalFiles{}.create(folder / "a"));
+  LocalFiles::File moved = std::move(*file);
+  file.reset();
+  moved.write(bytes_of("text"));
+  moved.commit();
+  CHECK(read_text(folder / "a") == "text");
+}
+
+TEST_CASE("a temporary that was cleared up between its creation and its lock is made again", "[storage]") {
+  const TemporaryDirectory folder;
+  SystemCalls calls{.robbed = true};
+  {
+    const Watch watch(calls);
+    store(folder / "a", "text");
+  }
+  CHECK_FALSE(calls.robbed);
+  CHECK(read_text(folder / "a") == "text");
 }
 
 TEST_CASE("two files on the way to one target do not mix", "[storage]") {
@@ -219,12 +247,14 @@ TEST_CASE("what could not be made durable does not replace the old file", "[stor
   CHECK(folder.size() == 1);
 }
 
-TEST_CASE("a name that could not be made durable is an error, unless the file system knows no such thing", "[storage]") {
+TEST_CASE("a name that could not be made durable is an error, unless the file system knows no such thing",
+          "[storage]") {
   const TemporaryDirectory folder;
   SystemCalls broken{.directory_sync_error = EIO}, simple{.directory_sync_error = EINVAL};
   {
     const Watch watch(broken);
-    CHECK_THROWS_WITH(store(folder / "a", "new"), ContainsSubstring("directory") && ContainsSubstring(folder.path().string()));
+    CHECK_THROWS_WITH(store(folder / "a", "new"),
+                      ContainsSubstring("directory") && ContainsSubstring(folder.path().string()));
   }
   CHECK(read_text(folder / "a") == "new");  // in place, complete
   {
@@ -237,7 +267,8 @@ TEST_CASE("a name that could not be made durable is an error, unless the file sy
 TEST_CASE("what cannot be done is an error that names the file", "[storage]") {
   const TemporaryDirectory folder;
   store(folder / "file", "text");
-  CHECK_THROWS_WITH(store(folder / "file/a", "x"), ContainsSubstring("LocalFiles: cannot") && ContainsSubstring("file"));
+  CHECK_THROWS_WITH(store(folder / "file/a", "x"),
+                    ContainsSubstring("LocalFiles: cannot") && ContainsSubstring("file"));
   fs::create_directory(folder / "full");
   store(folder / "full/inside", "x");
   CHECK_THROWS_WITH(store(folder / "full", "x"), ContainsSubstring("cannot rename") && ContainsSubstring("full"));
@@ -302,7 +333,8 @@ TEST_CASE("many threads write at once, beside one that clears up", "[storage]") 
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t)
     threads.emplace_back([&, t] {
-      for (int i = 0; i < 25; ++i) store(folder / (std::to_string(t) + ".safetensors"), std::string(1000, static_cast<char>('a' + i)));
+      for (int i = 0; i < 25; ++i)
+        store(folder / (std::to_string(t) + ".safetensors"), std::string(1000, static_cast<char>('a' + i)));
     });
   for (int i = 0; i < 200; ++i) frugal::detail::remove_dead_temporaries(folder.path());
   for (auto& thread : threads) thread.join();

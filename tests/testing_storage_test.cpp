@@ -123,7 +123,8 @@ TEST_CASE("a held storage stops the writer and nobody else", "[testing]") {
 
 TEST_CASE("whatever call fails, in both ways of writing, the checkpoint before stays valid and alone", "[testing]") {
   const TemporaryDirectory folder;
-  const fs::path first = folder / "checkpoint-00000001.safetensors", second = folder / "checkpoint-00000002.safetensors";
+  const fs::path first = folder / "checkpoint-00000001.safetensors",
+                 second = folder / "checkpoint-00000002.safetensors";
   FailingStorage storage;
   put_document(storage, first);
   const std::string before = read_text(first);
@@ -141,9 +142,7 @@ TEST_CASE("whatever call fails, in both ways of writing, the checkpoint before s
         try {
           background ? writer.submit(write) : std::function<void()>(write)();
           writer.wait();
-        } catch (const std::system_error&) {
-          ++failures;
-        }
+        } catch (const std::system_error&) { ++failures; }
         REQUIRE(folder.size() == 1);
         REQUIRE(read_text(first) == before);
       }

@@ -33,8 +33,10 @@ TEST_CASE("XXH64 gives the published values", "[xxhash64]") {
   CHECK(of("abc") == 0x44bc2cf5ad770999);
   CHECK(of("Nobody inspects the spammish repetition") == 0xfbcea83c8a378bf1);
   const auto bytes = reference_bytes(2243);
-  const std::vector<std::pair<std::size_t, std::uint64_t>> published{{1, 0xe934a84adb052768}, {4, 0x9136a0dca57457ee},
-                                                                     {14, 0x8282dcc4994e35c8}, {222, 0xb641ae8cb691c174},
+  const std::vector<std::pair<std::size_t, std::uint64_t>> published{{1, 0xe934a84adb052768},
+                                                                     {4, 0x9136a0dca57457ee},
+                                                                     {14, 0x8282dcc4994e35c8},
+                                                                     {222, 0xb641ae8cb691c174},
                                                                      {2243, 0x6580659b3a2fd03d}};
   for (const auto& [size, hash] : published) CHECK(xxhash64(std::span(bytes).first(size)) == hash);
 }

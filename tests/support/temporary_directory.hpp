@@ -1,5 +1,6 @@
 #pragma once
 
+#include <stdlib.h>
 #include <cstddef>
 #include <filesystem>
 #include <fstream>
@@ -7,7 +8,6 @@
 #include <iterator>
 #include <span>
 #include <stdexcept>
-#include <stdlib.h>
 #include <string>
 #include <system_error>
 
@@ -42,7 +42,8 @@ inline std::string read_text(const std::filesystem::path& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 inline void write_text(const std::filesystem::path& path, const std::string& text) {
-  std::filesystem::remove(path);  // some file systems flush a file that is cut and written again: a thousand times slower
+  std::filesystem::remove(
+      path);  // some file systems flush a file that is cut and written again: a thousand times slower
   std::ofstream(path, std::ios::binary) << text;
 }
 inline std::span<const std::byte> bytes_of(const std::string& text) { return std::as_bytes(std::span(text)); }

@@ -1,12 +1,12 @@
 #pragma once
 
+#include <pthread.h>
 #include <condition_variable>
 #include <csignal>
 #include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <pthread.h>
 #include <thread>
 #include <utility>
 
@@ -95,10 +95,8 @@ class BackgroundWriter {
         std::exception_ptr error;
         try {
           job();
-        } catch (...) {
-          error = std::current_exception();
-        }
-        job = nullptr;  // what it holds is released before anybody hears that it has ended
+        } catch (...) { error = std::current_exception(); }
+        job = nullptr;  // what it holds is released outside of the lock, and before anybody hears that it has ended
         lock.lock();
         error_ = std::move(error);
         busy_ = false;

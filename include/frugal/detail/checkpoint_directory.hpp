@@ -27,9 +27,9 @@ namespace frugal::inline v0 {
 /// One checkpoint file, as CheckpointManager::list() finds it.
 struct CheckpointInfo {
   std::filesystem::path path;
-  Progress progress;        ///< where the run stood; as new if the file is not valid
-  std::uint64_t bytes = 0;  ///< size of the file
-  bool valid = false;       ///< its size and its header are right; its tensors are verified by a restore
+  Progress progress;         ///< where the run stood; as new if the file is not valid
+  std::uint64_t bytes = 0;   ///< size of the file
+  bool valid = false;        ///< its size and its header are right; its tensors are verified by a restore
   std::string problem = {};  ///< why it is not valid, in a sentence
 };
 
@@ -104,9 +104,7 @@ inline CheckpointInfo inspect_checkpoint(const std::filesystem::path& path) {
     const DocumentReader file(path);
     info.progress = read_progress(file.metadata());
     info.valid = true;
-  } catch (const DamagedFile& damage) {
-    info.problem = damage.what();
-  }
+  } catch (const DamagedFile& damage) { info.problem = damage.what(); }
   std::error_code error;
   const std::uintmax_t size = std::filesystem::file_size(path, error);
   if (!error) info.bytes = size;
@@ -133,7 +131,8 @@ inline bool metric_counts(const Progress& progress) {
 // The valid ones whose metric counts, best first; of two equal ones the older first. `all`: newest last.
 inline std::vector<CheckpointInfo> best_checkpoints(const std::vector<CheckpointInfo>& all, Goal goal) {
   std::vector<CheckpointInfo> best;
-  std::ranges::copy_if(all, std::back_inserter(best), [](const auto& c) { return c.valid && metric_counts(c.progress); });
+  std::ranges::copy_if(all, std::back_inserter(best),
+                       [](const auto& c) { return c.valid && metric_counts(c.progress); });
   std::ranges::stable_sort(best, {}, [&](const CheckpointInfo& c) {
     return goal == Goal::minimize ? c.progress.metric : -c.progress.metric;
   });
@@ -142,9 +141,11 @@ inline std::vector<CheckpointInfo> best_checkpoints(const std::vector<Checkpoint
 
 // What may go once the newest of `all` is durable: everything but the newest valid `keep_last` (at least one) and the best
 // `keep_best`. Damaged files count for nothing, and stay until `keep_last` valid ones are newer. `all`: newest last.
-inline std::vector<std::filesystem::path> superseded(const std::vector<CheckpointInfo>& all, const Retention& retention) {
+inline std::vector<std::filesystem::path> superseded(const std::vector<CheckpointInfo>& all,
+                                                     const Retention& retention) {
   std::vector<CheckpointInfo> best = best_checkpoints(all, retention.goal);
-  if (std::ssize(best) > retention.keep_best) best.resize(static_cast<std::size_t>(std::max<std::int64_t>(retention.keep_best, 0)));
+  if (std::ssize(best) > retention.keep_best)
+    best.resize(static_cast<std::size_t>(std::max<std::int64_t>(retention.keep_best, 0)));
   const auto is_best = [&](const CheckpointInfo& c) {
     return std::ranges::find(best, c.path, &CheckpointInfo::path) != best.end();
   };

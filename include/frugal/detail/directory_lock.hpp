@@ -3,19 +3,19 @@
 #include <frugal/detail/durable_directory.hpp>
 #include <frugal/detail/file_descriptor.hpp>
 
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
 #include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
-#include <fcntl.h>
 #include <filesystem>
 #include <span>
 #include <stdexcept>
 #include <string>
 #include <string_view>
-#include <sys/file.h>
-#include <unistd.h>
 
 namespace frugal::inline v0::detail {
 
@@ -33,8 +33,9 @@ class DirectoryLock {
     file_ = FileDescriptor(path, O_RDWR | O_CREAT);
     if (!file_.is_open()) throw_file_error("CheckpointManager", "open", path);
     if (uninterrupted([&] { return ::flock(file_.get(), LOCK_EX | LOCK_NB); }) != 0 && errno == EWOULDBLOCK)
-      throw std::runtime_error("CheckpointManager: '" + directory.string() + "' is in use: " + owner() +
-                               " writes checkpoints there. Give each run a directory of its own, or end the other one.");
+      throw std::runtime_error(
+          "CheckpointManager: '" + directory.string() + "' is in use: " + owner() +
+          " writes checkpoints there. Give each run a directory of its own, or end the other one.");
     note_owner();
   }
   DirectoryLock(DirectoryLock&&) noexcept = default;

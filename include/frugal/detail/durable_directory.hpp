@@ -2,8 +2,8 @@
 
 #include <frugal/detail/file_descriptor.hpp>
 
-#include <cerrno>
 #include <fcntl.h>
+#include <cerrno>
 #include <filesystem>
 #include <system_error>
 
@@ -15,7 +15,8 @@ inline void sync_directory(const std::filesystem::path& directory) {
   const FileDescriptor descriptor(path, O_RDONLY | O_DIRECTORY);
   if (!descriptor.is_open()) throw_file_error("LocalFiles", "open the directory", path);
   // EINVAL: a file system that cannot do this for directories, and does not need it
-  if (!descriptor.sync() && errno != EINVAL && errno != ENOTSUP) throw_file_error("LocalFiles", "make durable the directory", path);
+  if (!descriptor.sync() && errno != EINVAL && errno != ENOTSUP)
+    throw_file_error("LocalFiles", "make durable the directory", path);
 }
 
 // Makes a directory and those above it that are missing, durably: each name is synced in the directory that holds it.

@@ -1,22 +1,23 @@
 #pragma once
 
+#include <fcntl.h>
+#include <sys/types.h>
+#include <unistd.h>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
-#include <fcntl.h>
 #include <filesystem>
 #include <span>
 #include <string>
 #include <string_view>
-#include <sys/types.h>
 #include <system_error>
-#include <unistd.h>
 #include <utility>
 
 namespace frugal::inline v0::detail {
 
 // Throws std::system_error for errno: "who: cannot verb 'path': No space left on device".
-[[noreturn]] inline void throw_file_error(std::string_view who, std::string_view verb, const std::filesystem::path& path) {
+[[noreturn]] inline void throw_file_error(std::string_view who, std::string_view verb,
+                                          const std::filesystem::path& path) {
   const int error = errno;
   throw std::system_error(error, std::generic_category(),
                           std::string(who) + ": cannot " + std::string(verb) + " '" + path.string() + "'");
@@ -49,7 +50,8 @@ class FileDescriptor {
   bool is_open() const { return fd_ >= 0; }
   int get() const { return fd_; }
   void close() noexcept {
-    if (fd_ >= 0) ::close(std::exchange(fd_, -1));  // never twice, not even after EINTR: the number may be another's by then
+    if (fd_ >= 0)
+      ::close(std::exchange(fd_, -1));  // never twice, not even after EINTR: the number may be another's by then
   }
 
   // All of it, or false with the reason in errno.
@@ -66,7 +68,8 @@ class FileDescriptor {
     std::size_t filled = 0;
     while (filled < out.size()) {
       const std::span<std::byte> rest = out.subspan(filled);
-      const ssize_t got = uninterrupted([&] { return ::pread(fd_, rest.data(), rest.size(), static_cast<off_t>(at + filled)); });
+      const ssize_t got =
+          uninterrupted([&] { return ::pread(fd_, rest.data(), rest.size(), static_cast<off_t>(at + filled)); });
       if (got < 0) return -1;
       if (got == 0) break;
       filled += static_cast<std::size_t>(got);

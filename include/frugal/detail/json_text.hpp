@@ -18,7 +18,10 @@ inline std::size_t utf8_length(std::string_view text) {
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned first = byte(0);
   if (first < 0x80) return 1;
-  const std::size_t length = first >= 0xC2 && first < 0xE0 ? 2 : (first & 0xF0) == 0xE0 ? 3 : first >= 0xF0 && first < 0xF5 ? 4 : 0;
+  const std::size_t length = first >= 0xC2 && first < 0xE0   ? 2
+                             : (first & 0xF0) == 0xE0        ? 3
+                             : first >= 0xF0 && first < 0xF5 ? 4
+                                                             : 0;
   if (length == 0 || text.size() < length) return 0;
   for (std::size_t i = 1; i < length; ++i)
     if ((byte(i) & 0xC0) != 0x80) return 0;
@@ -156,7 +159,8 @@ class JsonReader {
     const std::string_view digits = text_.substr(at_, 4);
     std::uint32_t code = 0;
     const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), code, 16);
-    if (digits.size() != 4 || error != std::errc{} || end != digits.data() + 4) fail("expected four hexadecimal digits");
+    if (digits.size() != 4 || error != std::errc{} || end != digits.data() + 4)
+      fail("expected four hexadecimal digits");
     at_ += 4;
     return code;
   }

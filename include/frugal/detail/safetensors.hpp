@@ -4,12 +4,13 @@
 #include <frugal/detail/safetensors_header.hpp>
 #include <frugal/detail/xxhash64.hpp>
 
+#include <fcntl.h>
+#include <sys/stat.h>
 #include <algorithm>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <fcntl.h>
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -20,7 +21,6 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
-#include <sys/stat.h>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -29,9 +29,7 @@ namespace frugal::inline v0::detail {
 
 // The file is not what was written: cut, flipped, extended, unreadable, or never a document of ours. what() is one
 // sentence that names the file and the place.
-struct DamagedFile : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
+struct DamagedFile : std::runtime_error { using std::runtime_error::runtime_error; };
 
 // One tensor to be written. `bytes` is memory of the caller: dense, row-major, little-endian.
 struct TensorEntry {
@@ -59,7 +57,8 @@ inline Header header_of(const Document& document, std::span<const TensorEntry* c
   std::uint64_t end = 0;
   for (const TensorEntry* t : in_order) {
     if (!names.insert(t->name).second)
-      throw std::invalid_argument("frugal: the name '" + t->name + "' is reserved or taken by another tensor of the file");
+      throw std::invalid_argument("frugal: the name '" + t->name +
+                                  "' is reserved or taken by another tensor of the file");
     if (tensor_bytes(t->dtype, t->shape) != t->bytes.size())
       throw std::invalid_argument("frugal: '" + t->name + "' has " + std::to_string(t->bytes.size()) +
                                   " bytes, and its dtype and shape say otherwise");
@@ -89,21 +88,23 @@ void write_document(const Document& document, auto& file) {
   for (const TensorEntry* t : in_order) write(t->bytes);
 }
 
-// A document in a file. The constructor reads and checks the header and the size of the file; throws DamagedFile.
+// A document in a file. The constructor reads and checks the header and the size of the file: DamagedFile;
+// std::system_error if this process lacks descriptors or memory, which says nothing about the file.
 class DocumentReader {
  public:
   explicit DocumentReader(std::filesystem::path path)
       : path_(std::move(path)), file_(path_, O_RDONLY | O_NONBLOCK) {  // a pipe of that name must not block
-    struct stat status {};
-    if (!file_.is_open() || ::fstat(file_.get(), &status) != 0) fail(std::string("cannot be opened: ") + std::strerror(errno));
+    struct stat status{};
+    if (!file_.is_open() || ::fstat(file_.get(), &status) != 0) {
+      if (errno == EMFILE || errno == ENFILE || errno == ENOMEM) throw_file_error("frugal", "open", path_);
+      fail(std::string("cannot be opened: ") + std::strerror(errno));
+    }
     if (!S_ISREG(status.st_mode)) fail("is no regular file");
     bytes_ = static_cast<std::uint64_t>(status.st_size);
     const std::string text = read_header();
     try {
       header_ = parse_header(std::string_view(text).substr(length_bytes), bytes_ - data_);
-    } catch (const std::runtime_error& error) {
-      fail(std::string("is damaged: ") + error.what());
-    }
+    } catch (const std::runtime_error& error) { fail(std::string("is damaged: ") + error.what()); }
     for (const StoredTensor& tensor : header_.tensors) by_name_.emplace(tensor.name, &tensor);
   }
   DocumentReader(DocumentReader&&) noexcept = default;
@@ -145,7 +146,8 @@ class DocumentReader {
     if (bytes_ < hash_at + hash_digits) fail("is damaged: it ends inside its header");
     read_bytes(0, std::as_writable_bytes(std::span(&length, 1)));
     if (length > bytes_ - length_bytes) fail("is damaged: it ends inside its header");
-    if (length_bytes + length < hash_at + hash_digits || length > longest_header) fail("is damaged: the length of its header is impossible");
+    if (length_bytes + length < hash_at + hash_digits || length > longest_header)
+      fail("is damaged: the length of its header is impossible");
     data_ = length_bytes + length;
     std::string text(data_, '\0');
     read_bytes(0, std::as_writable_bytes(std::span(text)));
@@ -174,9 +176,7 @@ class DocumentReader {
     if (static_cast<std::size_t>(got) != out.size()) fail("is damaged: it became shorter while it was read");
   }
 
-  [[noreturn]] void fail(const std::string& what) const {
-    throw DamagedFile("'" + path_.string() + "' " + what);
-  }
+  [[noreturn]] void fail(const std::string& what) const { throw DamagedFile("'" + path_.string() + "' " + what); }
 
   std::filesystem::path path_;
   FileDescriptor file_;

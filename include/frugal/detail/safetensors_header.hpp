@@ -52,11 +52,11 @@ inline constexpr std::uint64_t longest_header = 100'000'000;  // more is refused
 
 // Bytes of one element; 0: the format has no such type (or one of less than a byte).
 inline std::uint64_t dtype_bytes(std::string_view dtype) {
-  constexpr std::array<std::pair<std::string_view, std::uint64_t>, 17> known{
-      {{"F64", 8}, {"I64", 8}, {"U64", 8}, {"C64", 8}, {"F32", 4}, {"I32", 4}, {"U32", 4}, {"F16", 2}, {"BF16", 2},
-       {"I16", 2}, {"U16", 2}, {"I8", 1}, {"U8", 1}, {"BOOL", 1}, {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F8_E8M0", 1}}};
-  const auto found = std::ranges::find(known, dtype, [](const auto& entry) { return entry.first; });
-  return found == known.end() ? 0 : found->second;
+  const auto among = [&](auto... names) { return ((dtype == names) || ...); };
+  if (among("F64", "I64", "U64", "C64")) return 8;
+  if (among("F32", "I32", "U32")) return 4;
+  if (among("F16", "BF16", "I16", "U16")) return 2;
+  return among("I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2", "F8_E8M0") ? 1 : 0;
 }
 
 // Bytes of a tensor. std::runtime_error: no such type, a negative size, more than 2^63 bytes.
@@ -157,12 +157,14 @@ inline Header parse_header(std::string_view text, std::uint64_t data_bytes) {
     end += t.nbytes;
     const auto stored = out.metadata.extract(std::string(hash_key) + "." + t.name);
     if (!stored || stored.mapped().size() != hash_digits) throw std::runtime_error("'" + t.name + "' has no hash");
-    const auto [last, error] = std::from_chars(stored.mapped().data(), stored.mapped().data() + hash_digits, t.hash, 16);
+    const auto [last, error] =
+        std::from_chars(stored.mapped().data(), stored.mapped().data() + hash_digits, t.hash, 16);
     if (error != std::errc{} || last != stored.mapped().data() + hash_digits)
       throw std::runtime_error("'" + t.name + "' has no hash");
   }
   if (end != data_bytes)
-    throw std::runtime_error("it has " + std::to_string(data_bytes) + " bytes of data instead of " + std::to_string(end));
+    throw std::runtime_error("it has " + std::to_string(data_bytes) + " bytes of data instead of " +
+                             std::to_string(end));
   out.metadata.erase(std::string(hash_key));
   return out;
 }

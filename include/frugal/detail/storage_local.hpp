@@ -3,20 +3,20 @@
 #include <frugal/detail/durable_directory.hpp>
 #include <frugal/detail/file_descriptor.hpp>
 
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
 #include <atomic>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <fcntl.h>
 #include <filesystem>
 #include <span>
 #include <stdexcept>
 #include <string>
-#include <sys/file.h>
-#include <sys/stat.h>
 #include <system_error>
-#include <unistd.h>
 #include <utility>
 
 namespace frugal::inline v0 {
@@ -37,7 +37,9 @@ class LocalFiles {
   class File {
    public:
     File(File&& other) noexcept
-        : target_(std::move(other.target_)), temporary_(std::exchange(other.temporary_, {})), file_(std::move(other.file_)) {}
+        : target_(std::move(other.target_)),
+          temporary_(std::exchange(other.temporary_, {})),
+          file_(std::move(other.file_)) {}
     File& operator=(File&&) = delete;
     ~File() {
       if (!temporary_.empty()) ::unlink(temporary_.c_str());
@@ -52,9 +54,11 @@ class LocalFiles {
     /// it throws before the rename, the target is as it was; if it throws after it (the last fsync failed), the new file
     /// is in place but might be gone after a power failure.
     void commit() {
-      if (temporary_.empty()) throw std::invalid_argument("LocalFiles: '" + target_.string() + "' has been committed already.");
+      if (temporary_.empty())
+        throw std::invalid_argument("LocalFiles: '" + target_.string() + "' has been committed already.");
       if (!file_.sync()) detail::throw_file_error("LocalFiles", "make durable", temporary_);
-      if (std::rename(temporary_.c_str(), target_.c_str()) != 0) detail::throw_file_error("LocalFiles", "rename to", target_);
+      if (std::rename(temporary_.c_str(), target_.c_str()) != 0)
+        detail::throw_file_error("LocalFiles", "rename to", target_);
       temporary_.clear();
       file_.close();
       detail::sync_directory(target_.parent_path());
@@ -65,8 +69,8 @@ class LocalFiles {
     explicit File(const std::filesystem::path& target) : target_(target) {
       static std::atomic<std::uint64_t> number = 0;  // two threads, or two files of one target, never share a temporary
       do {
-        temporary_ = target_.parent_path() / ("." + target_.filename().string() + "." + std::to_string(::getpid()) + "." +
-                                              std::to_string(++number) + ".tmp");
+        temporary_ = target_.parent_path() / ("." + target_.filename().string() + "." + std::to_string(::getpid()) +
+                                              "." + std::to_string(++number) + ".tmp");
         file_ = detail::FileDescriptor(temporary_, O_WRONLY | O_CREAT | O_EXCL);
       } while (!file_.is_open() ? errno == EEXIST : !claimed());
       if (file_.is_open()) return;
@@ -78,7 +82,7 @@ class LocalFiles {
     // was faster, and has removed it.
     bool claimed() const {
       if (::flock(file_.get(), LOCK_EX | LOCK_NB) != 0) return errno != EWOULDBLOCK;  // a file system without locks
-      struct stat status {};
+      struct stat status{};
       return ::fstat(file_.get(), &status) != 0 || status.st_nlink > 0;
     }
 

@@ -120,7 +120,10 @@ class FailingStorage {
       return ++failed, true;
     }
   };
-  struct Cut { bool fails; std::size_t before; };  // how much is written before the failure
+  struct Cut {
+    bool fails;
+    std::size_t before;  // what is written before the failure
+  };
 
   struct State {
     std::mutex mutex;
@@ -154,8 +157,9 @@ class FailingStorage {
         const std::lock_guard lock(mutex);
         ++failures;
       }
-      throw std::system_error(ENOSPC, std::generic_category(),
-                              std::string("FailingStorage: injected failure of ") + verb + " for '" + path.string() + "'");
+      throw std::system_error(
+          ENOSPC, std::generic_category(),
+          std::string("FailingStorage: injected failure of ") + verb + " for '" + path.string() + "'");
     }
   };
 
