@@ -101,6 +101,17 @@ struct Values {
   }
 };
 
+// Loads into the memory that it has, as an average on a device would.
+struct InPlace {
+  at::Tensor tensor = torch::zeros({2});
+  void save(auto& out) const { out.write("tensor", tensor); }
+  void load(auto& in) {
+    at::Tensor saved;
+    in.read("tensor", saved);
+    tensor.copy_(saved);
+  }
+};
+
 // Refuses what it reads, after it has taken half of it.
 struct Picky {
   static constexpr Role role = Role::observer;
@@ -468,13 +479,17 @@ TEST_CASE("an object that refuses its state leaves everything as it was") {
   Run run(1), other(2);
   Values values{1, 1, "saved", torch::ones({2}), {}}, other_values{2, 2, "live", torch::zeros({2}), {}};
   Picky picky{7}, other_picky{3, true};
+  InPlace average, other_average;
+  average.tensor.fill_(5);
   CheckpointManager checkpoints({.directory = folder.path()});
-  checkpoints.save(at_step(1), run.model, run.optimizer, values, picky);
+  checkpoints.save(at_step(1), run.model, run.optimizer, values, average, picky);
   torch::manual_seed(1);
-  const frugal::detail::State before = stored(other.model, other.optimizer, other_values, other_picky);
-  CHECK_THAT(error_of([&] { checkpoints.restore(other.model, other.optimizer, other_values, other_picky); }),
-             ContainsSubstring("not this one"));
-  CHECK(difference(stored(other.model, other.optimizer, other_values, other_picky), before) == "");
+  const auto everything = [&] { return stored(other.model, other.optimizer, other_values, other_average, other_picky); };
+  const frugal::detail::State before = everything();
+  CHECK_THAT(error_of([&] {
+               checkpoints.restore(other.model, other.optimizer, other_values, other_average, other_picky);
+             }), ContainsSubstring("not this one"));
+  CHECK(difference(everything(), before) == "");
   CHECK(other_picky.half == 3);
 }
 
