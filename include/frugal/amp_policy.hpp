@@ -14,6 +14,7 @@
 #include <c10/core/Device.h>
 #include <c10/util/Exception.h>
 
+#include <concepts>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -108,7 +109,9 @@ class AmpPolicy {
                   options) {}
 
   /// For hardware as a value: tests, planning.
-  AmpPolicy(at::Device device, Capability capability, AmpOptions options = {})
+  template <std::same_as<Capability> Value>  // a template, since braces could be either for clang 16
+  AmpPolicy(at::Device device, Value capability) : AmpPolicy(device, capability, AmpOptions{}) {}
+  AmpPolicy(at::Device device, Capability capability, AmpOptions options)
       : device_(device.type()),
         choice_(detail::choose_precision(in_code(options), capability)),
         scaling_(options.scaler) {

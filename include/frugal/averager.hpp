@@ -26,7 +26,7 @@
 /// counters have no mean. Frozen parameters are not averaged until they are unfrozen. float16 and bfloat16 parameters
 /// are averaged in float32. The average lies on the parameter's device and follows it; it costs one more copy of the
 /// trained parameters, and one pass over both per update: one foreach kernel per (device, dtype), two for float16 and
-/// bfloat16. Nothing is read back, and after the first update nothing is allocated.
+/// bfloat16. Nothing is read back; after the first update only what the kernels themselves allocate.
 namespace frugal::inline v0 {
 
 /// `early`: the decay of update n (counted from 0) is min(decay, (1 + n) / (10 + n)), so that a short run forgets its
