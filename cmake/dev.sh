@@ -21,6 +21,7 @@ usage: bash cmake/dev.sh VERB [ARGUMENTS]
   test           setup, builds everything, runs every test
   clang          the same with the newest clang (16 or newer) that is installed
   cuda-check     builds all of it against a CUDA build of LibTorch with nvcc and cuBLAS; runs what runs here
+  figures        measures again what README.md states, and writes it there
   format         formats the sources;  format-check only says which are not formatted
   help           this text
 
@@ -218,6 +219,18 @@ test_all() {
   run_tests build/dev
 }
 
+# What README.md states, measured again.
+figures() {
+  setup demo
+  setup test
+  step "Configuring build/figures" configure-figures cmake --preset release -B build/figures -DFRUGAL_PCH=OFF
+  step "Building the demo and the counting programs" build-figures cmake --build build/figures -j 2 --target \
+    frugal_overhead_fake frugal_overhead_torch example_10_trainer
+  step "Measuring (minutes: it trains)" figures python3 cmake/figures.py build/figures/tests/overhead/frugal_overhead_fake \
+    build/figures/tests/overhead/frugal_overhead_torch build/figures/examples/example_10_trainer
+  say "README.md has the figures"
+}
+
 newest_clang() {
   local version
   for version in 22 21 20 19 18 17 16; do
@@ -320,6 +333,7 @@ main() {
     test) test_all ;;
     clang) clang ;;
     cuda-check) cuda_check ;;
+    figures) figures ;;
     format) clang_format -i ;;
     format-check) format_check ;;
     *)

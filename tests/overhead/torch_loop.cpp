@@ -262,7 +262,7 @@ void check_policies(overhead::Checks& checks, const Costs& bare) {
   same("Schedule", costs_with(Schedule(cosine(1000))));
   same("ReduceOnPlateau", costs_with(ReduceOnPlateau()));
   same("AmpPolicy<Fp32>", costs_with(AmpPolicy<Fp32>(at::kCPU)));
-  same("AmpPolicy<>, switched off", costs_with(AmpPolicy<>(at::kCPU, {.precision = Precision::fp32})));
+  same("AmpPolicy<>, switched off", costs_with(AmpPolicy<>(at::kCPU, AmpOptions{.precision = Precision::fp32})));
   same("GradClip, switched off", costs_with(GradClip(infinity)));
   same("Averager, switched off", costs_with(Averager({.decay = 0})));
   same("OnStep, not due", costs_with(OnStep{[](const Progress&) {}, 1000}));

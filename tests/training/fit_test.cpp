@@ -92,7 +92,7 @@ TEMPLATE_TEST_CASE("fit trains like the loop by hand, bit for bit", "", torch::o
                     optimizer,
                     MeanLoss{},
                     GradClip(std::numeric_limits<double>::infinity()),
-                    AmpPolicy<>(at::kCPU, {.precision = Precision::fp32}),
+                    AmpPolicy<>(at::kCPU, AmpOptions{.precision = Precision::fp32}),
                     Averager({.decay = 0}),
                     GradAccumulator(1),
                     Schedule(constant()),
