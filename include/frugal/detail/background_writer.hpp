@@ -12,9 +12,10 @@
 
 namespace frugal::inline v0::detail {
 
-// Runs one job at a time on a thread of its own, which the first job starts and the end of the writer joins. An error of a
-// job comes out of the next submit() or wait(), once. Movable: a job refers to heap state of its owner, never to the owner,
-// and the owner declares the writer after that state. submit, wait and the others belong to one thread at a time.
+// Runs one job at a time on a thread of its own, which the first job starts and the end of the writer joins. An error
+// of a job comes out of the next submit() or wait(), once. Movable: a job refers to heap state of its owner, never to
+// the owner, and the owner declares the writer after that state. submit, wait and the others belong to one thread at a
+// time.
 class BackgroundWriter {
  public:
   BackgroundWriter() = default;

@@ -68,8 +68,8 @@ inline Progress read_progress(const std::map<std::string, std::string>& metadata
   return progress;
 }
 
-// Files are named checkpoint-00000012.safetensors. The number grows with every file, so it tells their age; a step would
-// not, because one step can be saved twice.
+// Files are named checkpoint-00000012.safetensors. The number grows with every file, so it tells their age; a step
+// would not, because one step can be saved twice.
 inline std::filesystem::path checkpoint_path(const std::filesystem::path& directory, std::int64_t number) {
   std::string digits = std::to_string(number);
   digits.insert(0, digits.size() < 8 ? 8 - digits.size() : 0, '0');
@@ -139,8 +139,9 @@ inline std::vector<CheckpointInfo> best_checkpoints(const std::vector<Checkpoint
   return best;
 }
 
-// What may go once the newest of `all` is durable: everything but the newest valid `keep_last` (at least one) and the best
-// `keep_best`. Damaged files count for nothing, and stay until `keep_last` valid ones are newer. `all`: newest last.
+// What may go once the newest of `all` is durable: everything but the newest valid `keep_last` (at least one) and the
+// best `keep_best`. Damaged files count for nothing, and stay until `keep_last` valid ones are newer. `all`: newest
+// last.
 inline std::vector<std::filesystem::path> superseded(const std::vector<CheckpointInfo>& all,
                                                      const Retention& retention) {
   std::vector<CheckpointInfo> best = best_checkpoints(all, retention.goal);

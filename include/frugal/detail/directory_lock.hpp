@@ -22,8 +22,8 @@ namespace frugal::inline v0::detail {
 inline constexpr std::string_view lock_file_name = ".frugal.lock";
 
 // The right to write into a directory: one at a time, between processes and inside one. Makes the directory. It is an
-// flock on <directory>/.frugal.lock, so it ends with the process, however that ends; the file stays, with the name of its
-// last owner. A fork() without exec() shares it. File systems that have no locks grant it to everybody.
+// flock on <directory>/.frugal.lock, so it ends with the process, however that ends; the file stays, with the name of
+// its last owner. A fork() without exec() shares it. File systems that have no locks grant it to everybody.
 class DirectoryLock {
  public:
   // std::runtime_error: somebody else writes there. std::system_error: no file can be made there.

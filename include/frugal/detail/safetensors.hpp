@@ -68,8 +68,9 @@ inline Header header_of(const Document& document, std::span<const TensorEntry* c
   return header;
 }
 
-// Hashes, then writes through file.write(std::span<const std::byte>) in pieces of at most 4 MiB; nothing is copied. Does
-// not commit. std::invalid_argument: a name twice, a size that is not what dtype and shape say, text that is not UTF-8.
+// Hashes, then writes through file.write(std::span<const std::byte>) in pieces of at most 4 MiB; nothing is copied.
+// Does not commit. std::invalid_argument: a name twice, a size that is not what dtype and shape say, text that is not
+// UTF-8.
 void write_document(const Document& document, auto& file) {
   std::vector<const TensorEntry*> in_order;
   for (const TensorEntry& t : document.tensors) {

@@ -37,9 +37,9 @@ struct StoredTensor {
 //     {"__metadata__":{"frugal.xxh64":"<16 digits>","key":"value",...,"frugal.xxh64.<tensor>":"<16 digits>",...},
 //      "<tensor>":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},...}
 //
-// frugal.xxh64.<tensor> is the hash of the tensor's bytes. frugal.xxh64 comes first, at a fixed place, and is the hash of
-// the header itself: of the 8 bytes and the text, the spaces at its end included, with zeros for these 16 digits. So no
-// byte of a file is without a hash. Hashes are XXH64 with seed 0, in lower-case hexadecimal digits.
+// frugal.xxh64.<tensor> is the hash of the tensor's bytes. frugal.xxh64 comes first, at a fixed place, and is the hash
+// of the header itself: of the 8 bytes and the text, the spaces at its end included, with zeros for these 16 digits. So
+// no byte of a file is without a hash. Hashes are XXH64 with seed 0, in lower-case hexadecimal digits.
 struct Header {
   std::map<std::string, std::string> metadata;  // without the hashes
   std::vector<StoredTensor> tensors;            // in the order of their bytes

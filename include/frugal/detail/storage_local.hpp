@@ -21,11 +21,12 @@
 
 namespace frugal::inline v0 {
 
-/// A storage of local files, the default of CheckpointManager. Whoever stores elsewhere writes a class with the same verbs:
+/// A storage of local files, the default of CheckpointManager. Whoever stores elsewhere writes a class with the same
+/// verbs:
 ///
 ///     auto file = storage.create(target);   // a File that can be moved; nothing is visible under `target` yet
 ///     file.write(bytes);                    // any number of times, std::span<const std::byte>
-///     file.commit();                        // now it is there, complete and durable, in place of what was there before
+///     file.commit();                        // now it is there, complete and durable, in place of what was there
 ///     storage.remove(path);                 // once it is not wanted any more
 ///
 /// A file that is destroyed without a commit leaves nothing behind, and `target` as it was. Every verb throws when it
@@ -50,9 +51,9 @@ class LocalFiles {
       if (!file_.write_all(bytes)) detail::throw_file_error("LocalFiles", "write", temporary_);
     }
 
-    /// Makes the file durable, then visible, then its name durable: fsync, rename, fsync of the directory. Once only. If
-    /// it throws before the rename, the target is as it was; if it throws after it (the last fsync failed), the new file
-    /// is in place but might be gone after a power failure.
+    /// Makes the file durable, then visible, then its name durable: fsync, rename, fsync of the directory. Once only.
+    /// If it throws before the rename, the target is as it was; if it throws after it (the last fsync failed), the new
+    /// file is in place but might be gone after a power failure.
     void commit() {
       if (temporary_.empty())
         throw std::invalid_argument("LocalFiles: '" + target_.string() + "' has been committed already.");

@@ -11,7 +11,8 @@ namespace frugal::inline v0::detail {
 static_assert(std::endian::native == std::endian::little, "frugal writes files in the order of bytes of this machine");
 
 // XXH64 with seed 0, from its specification (github.com/Cyan4973/xxHash, doc/xxhash_spec.md), fed in pieces. It finds
-// accidents: flipped bits, truncation, blocks in the wrong place. It is no signature. Runs at memory speed on one thread.
+// accidents: flipped bits, truncation, blocks in the wrong place. It is no signature. Runs at memory speed on one
+// thread.
 class Xxhash64 {
  public:
   void update(std::span<const std::byte> bytes) {
