@@ -53,14 +53,14 @@ struct Schedule {
 struct Averager {
   static constexpr Role role = Role::averaging;
   double average = 0;
-  bool any = false, in = false;
+  bool any = false, inside = false;
   void update(fakes::Model& model) { average = model.weight + 1000, any = true; }
-  void swap(fakes::Model& model) { std::swap(model.weight, average), in = !in; }
+  void swap(fakes::Model& model) { std::swap(model.weight, average), inside = !inside; }
   bool averaging() const { return any; }
-  bool swapped() const { return in; }
+  bool swapped() const { return inside; }
   void save(auto& out) const { out.write("average", average); }
   void load(auto& in) { in.read("average", average); }
-  void reset() { any = in = false; }
+  void reset() { any = inside = false; }
 };
 
 // The weights' scale never moves; the given windows, counted from 0, overflow.

@@ -13,7 +13,6 @@ namespace {
 
 struct Precision {
   static constexpr Role role = Role::precision;
-  static constexpr bool can_skip = true;
   Log& log;
   bool overflow = false;
   double factor = 0;

@@ -4,10 +4,13 @@
 
 #include <frugal/amp_policy.hpp>
 #include <frugal/averager.hpp>
+#include <frugal/checkpoint_manager.hpp>
 #include <frugal/console.hpp>
 #include <frugal/early_stopper.hpp>
+#include <frugal/fused_step.hpp>
 #include <frugal/grad_accumulator.hpp>
 #include <frugal/grad_clip.hpp>
+#include <frugal/preemption.hpp>
 #include <frugal/schedule.hpp>
 #include <frugal/trainer.hpp>
 
@@ -89,9 +92,31 @@ struct Sample<frugal::ProgressBar> {
   static void use(frugal::ProgressBar&, Loop&) {}
 };
 
+template <>
+struct Sample<frugal::FusedStep> {
+  static constexpr frugal::Role role = frugal::Role::update;
+  static auto make() { return frugal::FusedStep(); }
+  static void use(frugal::FusedStep& fused, Loop& loop) { loop.loss().backward(), fused.step(loop.optimizer); }
+};
+template <>
+struct Sample<frugal::CheckpointManager<>> {
+  static constexpr frugal::Role role = frugal::Role::checkpointing;
+  static auto make() { return frugal::CheckpointManager({}); }
+  static void use(frugal::CheckpointManager<>& checkpoints, Loop& loop) {
+    checkpoints.save({}, loop.model, loop.optimizer);
+  }
+};
+template <>
+struct Sample<frugal::Preemption> {
+  static constexpr frugal::Role role = frugal::Role::interruption;
+  static auto make() { return frugal::Preemption({.signals = {}}); }
+  static void use(frugal::Preemption& preemption, Loop&) { preemption.request(); }
+};
+
 using All = std::tuple<frugal::AmpPolicy<frugal::Auto>, frugal::AmpPolicy<frugal::Fp32>, frugal::AmpPolicy<frugal::Tf32>,
                        frugal::AmpPolicy<frugal::Bf16>, frugal::AmpPolicy<frugal::Fp16>,
                        frugal::AmpPolicy<frugal::BitExact>, frugal::GradAccumulator, frugal::GradClip, frugal::Schedule,
-                       frugal::ReduceOnPlateau, frugal::Averager, frugal::EarlyStopper, frugal::ProgressBar>;
+                       frugal::ReduceOnPlateau, frugal::Averager, frugal::EarlyStopper, frugal::ProgressBar,
+                       frugal::FusedStep, frugal::CheckpointManager<>, frugal::Preemption>;
 
 }  // namespace registry
