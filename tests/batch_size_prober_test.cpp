@@ -281,7 +281,7 @@ TEST_CASE("BatchSizeProber tries the model and leaves no trace") {
     REQUIRE_THROWS_WITH(BatchSizeProber().plan(256, net, optimizer, batch, broken), "broken");
   }
   SECTION("with a precision policy, whose counters come back too") {
-    frugal::AmpPolicy<frugal::Fp16> amp(torch::kCPU, {.device = torch::kCPU, .cpu_fp16 = true});
+    frugal::AmpPolicy<frugal::Fp16> amp(torch::kCPU, frugal::Capability{.device = torch::kCPU, .cpu_fp16 = true});
     for (int i = 0; i < 3; ++i) REQUIRE(amp.scale(torch::ones({})).item<float>() > 0);
     frugal::testing::OverflowAt loss{square, {0, 1, 2, 3, 4, 5, 6, 7, 8}};
     BatchSizeProber().plan(256, net, optimizer, batch, loss, amp);
@@ -327,7 +327,7 @@ TEST_CASE("BatchSizeProber plans for the precision that will run") {
     MemoryOracle(hidden.element_size() == 2 ? 80 : 40)(x.size(0));
     return hidden.to(torch::kFloat).pow(2).mean();
   };
-  frugal::AmpPolicy<frugal::Bf16> half(torch::kCPU, {.device = torch::kCPU, .cpu_bf16 = true});
+  frugal::AmpPolicy<frugal::Bf16> half(torch::kCPU, frugal::Capability{.device = torch::kCPU, .cpu_bf16 = true});
   frugal::AmpPolicy<frugal::Fp32> full(torch::kCPU);
   REQUIRE(BatchSizeProber().plan(256, net, optimizer, batch, loss, half).steps == 4);
   REQUIRE(BatchSizeProber().plan(256, net, optimizer, batch, loss, full).steps == 7);
@@ -343,7 +343,7 @@ TEST_CASE("BatchSizeProber creates the optimizer's state although the first step
     return square(model, x);
   };
   frugal::testing::OverflowAt loss{counted, {0}};
-  frugal::AmpPolicy<frugal::Fp16> amp(torch::kCPU, {.device = torch::kCPU, .cpu_fp16 = true});
+  frugal::AmpPolicy<frugal::Fp16> amp(torch::kCPU, frugal::Capability{.device = torch::kCPU, .cpu_fp16 = true});
   BatchSizeProber().plan(16, net, optimizer, [](std::int64_t n) { return torch::randn({n, 4}); }, loss, amp);
   REQUIRE(state);
 }

@@ -21,7 +21,7 @@
 /// | torch::optim | options |
 /// |---|---|
 /// | `AdamW`, `Adam` | all, amsgrad included |
-/// | `SGD` | all: momentum, dampening, nesterov, weight decay; not in 16 bits on a CPU: LibTorch's kernel is wrong |
+/// | `SGD` | all: momentum, dampening, nesterov, weight decay; in 16 bits on a CPU from LibTorch 2.14 on |
 /// | `Adagrad` | all; a group that was added later gets its state here, where torch::optim fails |
 ///
 /// It works on the optimizer's own state and options: torch::optim's step() can take over at any time and back, options

@@ -12,6 +12,7 @@
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
+#include <torch/version.h>
 
 #include <array>
 #include <cstdint>
@@ -82,10 +83,11 @@ struct FusedKernel<torch::optim::SGD> {
   using Options = torch::optim::SGDOptions;
   using State = torch::optim::SGDParamState;
 
-  // On a CPU the kernel's vectorised part for bfloat16 and half never writes the parameter (LibTorch 2.13, 2.14).
+  // Before LibTorch 2.14 the vectorised part of the CPU's kernel for bfloat16 and half never writes the parameter.
+  static constexpr bool wrong_in_16_bits = TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 14;
   static const char* refusal(const Options& options, const at::Tensor& parameter) {
     if (options.momentum() < 0) return "its momentum is negative";
-    if (parameter.is_cpu() && parameter.element_size() == 2)
+    if (wrong_in_16_bits && parameter.is_cpu() && parameter.element_size() == 2)
       return "LibTorch's SGD kernel for 16 bits on a CPU is wrong";
     return nullptr;
   }
