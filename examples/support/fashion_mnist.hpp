@@ -77,13 +77,13 @@ inline Data fashion_mnist(const std::string& given = {}) {
 }
 
 // A data set of the same shape that is learned in seconds: one random picture for each class, under noise.
-inline Data synthetic_images() {
+inline Data synthetic_images(std::int64_t training_images = 520, double noise = 1) {
   const auto classes = torch::randn({10, 1, 28, 28});
   const auto draw = [&](std::int64_t n) {
     const auto labels = torch::arange(n).remainder(10);
-    return Images{classes.index_select(0, labels).add(torch::randn({n, 1, 28, 28})), labels};
+    return Images{classes.index_select(0, labels).add(torch::randn({n, 1, 28, 28}), noise), labels};
   };
-  return {draw(520), draw(250), draw(250)};
+  return {draw(training_images), draw(250), draw(250)};
 }
 
 }  // namespace examples
