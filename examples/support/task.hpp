@@ -70,6 +70,7 @@ class Task {
     return torch::cross_entropy_loss(model(data_.validation.pixels), data_.validation.labels).item<double>();
   }
 
+  bool smoke() const { return smoke_; }
   // What main() returns. The smoke form checks what the example claims.
   int check(const char* claim, auto&& holds) const {
     if (!smoke_ || holds()) return 0;
