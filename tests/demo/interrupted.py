@@ -113,7 +113,8 @@ def main(program, options, folder):
 
     job = start("disturbed")
     found = job.end(0)
-    assert f"resumed at epoch {places[-1][0]}, step {places[-1][1]}" in found, job.failed("does not say where it resumed")
+    said = f"resumed at epoch {places[-1][0]}, step {places[-1][1]}"
+    assert said in found, job.failed("does not say where it resumed")
 
     def accuracy(text):
         return re.search(r"test accuracy: .*", text)[0]
@@ -125,8 +126,8 @@ def main(program, options, folder):
     assert tensors.keys() == again.keys(), tensors.keys() ^ again.keys()
     differ = [name for name in tensors if tensors[name] != again[name]]
     assert not differ, f"these tensors differ: {differ}"
-    assert metadata == metadata_again, {key: (metadata.get(key), metadata_again.get(key)) for key in metadata
-                                        if metadata.get(key) != metadata_again.get(key)}
+    differ = [key for key in metadata.keys() | metadata_again.keys() if metadata.get(key) != metadata_again.get(key)]
+    assert not differ, f"these values differ: {differ}"
     assert accuracy(found) == accuracy(expected), (found, expected)
     with open(os.path.join(one, "epochs.csv")) as log, open(os.path.join(other, "epochs.csv")) as log_again:
         assert log.read() == log_again.read(), "the logs of the epochs differ"
