@@ -201,7 +201,7 @@ run_tests() {
   printf 'Testing %s ... ' "$1"
   ctest --test-dir "$1" -j 2 --output-on-failure --no-tests=error --timeout 900 >"$log" 2>&1 </dev/null || failed=1
   if [ "$failed" -eq 0 ]; then say "done"; else say "failed; everything is in $log"; fi
-  if [ "$failed" -ne 0 ]; then sed '/tests passed,/,$d' "$log" | grep -v ' Passed ' | tail -n 100 | sed 's/^/  | /'; fi
+  if [ "$failed" -ne 0 ]; then sed '/tests passed,/,$d' "$log" | grep -vE ' Passed |^ *Start ' | tail -n 100 | sed 's/^/  | /'; fi
   sed -n '/tests passed,/,$p' "$log"
   return "$failed"
 }

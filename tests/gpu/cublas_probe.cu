@@ -25,7 +25,7 @@ struct DeviceMatrix {
   float* data = nullptr;
 };
 
-float expected(int row, int column) {   // column-major, as cuBLAS has it
+float expected(int row, int column) {  // column-major, as cuBLAS has it
   float sum = 0;
   for (int k = 0; k < kSize; ++k) {
     sum += static_cast<float>((k * kSize + row) % 7) * static_cast<float>((column * kSize + k) % 5);

@@ -11,6 +11,7 @@ int main() {
   const bool second = accumulator.backward(weight.sum(), 1.0);
   accumulator.finish();
   const double gradient = weight.grad().sum().item<double>();
-  std::printf("frugal %d.%d.%d, gradient %.1f\n", FRUGAL_VERSION_MAJOR, FRUGAL_VERSION_MINOR, FRUGAL_VERSION_PATCH, gradient);
+  std::printf("frugal %d.%d.%d, gradient %.1f\n", FRUGAL_VERSION_MAJOR, FRUGAL_VERSION_MINOR, FRUGAL_VERSION_PATCH,
+              gradient);
   return !first && second && gradient == 3.0 ? 0 : 1;
 }
