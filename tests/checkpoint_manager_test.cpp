@@ -49,7 +49,9 @@ struct Run {
     for (auto& parameter : model->parameters()) parameter.fill_(value);
   }
   double value() const { return model->weight[0][0].item<double>(); }
-  bool is_all(double value) const { return model->weight.eq(value).all().item<bool>() && model->bias.eq(value).all().item<bool>(); }
+  bool is_all(double value) const {
+    return model->weight.eq(value).all().item<bool>() && model->bias.eq(value).all().item<bool>();
+  }
 };
 
 // Step n, saved with weights that are n.
@@ -68,9 +70,7 @@ using Steps = std::vector<std::int64_t>;
 std::string error_of(auto&& call) {
   try {
     call();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  } catch (const std::exception& error) {
+  } catch (const c10::Error& error) { return error.what_without_backtrace(); } catch (const std::exception& error) {
     return error.what();
   }
   return "no error";
@@ -131,8 +131,14 @@ TEST_CASE("what was saved comes back, in fresh objects") {
   Run run(3), other;
   EarlyStopper stopper({.patience = 2}), stopper2({.patience = 2});
   stopper.observe(0.5), stopper.observe(0.75);
-  const Progress at{.epoch = 2, .micro_batch = 3, .step = 11, .skipped = 1, .samples = 400, .loss = 0.1,
-                    .metric = -std::numeric_limits<double>::infinity(), .metric_step = 11};
+  const Progress at{.epoch = 2,
+                    .micro_batch = 3,
+                    .step = 11,
+                    .skipped = 1,
+                    .samples = 400,
+                    .loss = 0.1,
+                    .metric = -std::numeric_limits<double>::infinity(),
+                    .metric_step = 11};
   {
     CheckpointManager checkpoints({.directory = folder / "runs" / "one"});
     checkpoints.save(at, run.model, run.optimizer, stopper);
@@ -167,10 +173,13 @@ TEST_CASE("values come back exactly: NaN with its bits, infinities, -0, any byte
   CheckpointManager checkpoints({.directory = folder.path()});
   const double odd_nan = std::bit_cast<double>(std::uint64_t{0xfff8000000000123});
   const double infinity = std::numeric_limits<double>::infinity();
-  for (const double number : {not_a_number, odd_nan, infinity, -infinity, -0.0, 0.1, 5e-324, 1.7976931348623157e308, 3.0}) {
-    for (const auto type : {at::kDouble, at::kFloat, at::kHalf, at::kBFloat16, at::kLong, at::kInt, at::kShort, at::kChar,
-                            at::kByte, at::kBool, at::kUInt16, at::kUInt32, at::kUInt64, at::kComplexFloat}) {
-      Values saved{number, std::numeric_limits<std::int64_t>::min(), std::string("a\0\n\"\xff\xfe int:3", 12), {}, {}}, back;
+  for (const double number :
+       {not_a_number, odd_nan, infinity, -infinity, -0.0, 0.1, 5e-324, 1.7976931348623157e308, 3.0}) {
+    for (const auto type :
+         {at::kDouble, at::kFloat, at::kHalf, at::kBFloat16, at::kLong, at::kInt, at::kShort, at::kChar, at::kByte,
+          at::kBool, at::kUInt16, at::kUInt32, at::kUInt64, at::kComplexFloat}) {
+      Values saved{number, std::numeric_limits<std::int64_t>::min(), std::string("a\0\n\"\xff\xfe int:3", 12), {}, {}},
+          back;
       saved.tensor = torch::ones({2, 3}).mul(type == at::kBool ? 1 : 5).to(type);
       back.none = torch::ones({1});
       checkpoints.save({}, run.model, run.optimizer, saved);
@@ -385,9 +394,7 @@ TEST_CASE("every flipped byte and every truncation is noticed, and nothing is ch
     try {
       checkpoints.restore(other.model, other.optimizer, other_policy);
       return false;
-    } catch (const c10::Error&) {
-      return true;
-    }
+    } catch (const c10::Error&) { return true; }
   };
   std::string accepted;
   for (std::size_t i = 0; i < sound.size(); ++i) {
@@ -484,16 +491,19 @@ TEST_CASE("an object that refuses its state leaves everything as it was") {
   CheckpointManager checkpoints({.directory = folder.path()});
   checkpoints.save(at_step(1), run.model, run.optimizer, values, average, picky);
   torch::manual_seed(1);
-  const auto everything = [&] { return stored(other.model, other.optimizer, other_values, other_average, other_picky); };
+  const auto everything = [&] {
+    return stored(other.model, other.optimizer, other_values, other_average, other_picky);
+  };
   const frugal::detail::State before = everything();
-  CHECK_THAT(error_of([&] {
-               checkpoints.restore(other.model, other.optimizer, other_values, other_average, other_picky);
-             }), ContainsSubstring("not this one"));
+  CHECK_THAT(
+      error_of([&] { checkpoints.restore(other.model, other.optimizer, other_values, other_average, other_picky); }),
+      ContainsSubstring("not this one"));
   CHECK(difference(everything(), before) == "");
   CHECK(other_picky.half == 3);
 }
 
-TEST_CASE("an object that the checkpoint does not know stays as it is, with one warning; so does state that nobody takes") {
+TEST_CASE(
+    "an object that the checkpoint does not know stays as it is, with one warning; so does state that nobody takes") {
   const TemporaryDirectory folder;
   Run run(1);
   CheckpointManager checkpoints({.directory = folder.path()});
@@ -523,7 +533,8 @@ TEST_CASE("sections: repeats are counted, and a model's names never meet another
   CheckpointManager checkpoints({.directory = folder.path()});
   checkpoints.save(at_step(1), model, optimizer, one, further, two);
   checkpoints.restore(model2, optimizer2, one2, further2, two2);
-  CHECK(difference(stored(model, optimizer, one, further, two), stored(model2, optimizer2, one2, further2, two2)) == "");
+  CHECK(difference(stored(model, optimizer, one, further, two), stored(model2, optimizer2, one2, further2, two2)) ==
+        "");
   CHECK(one2.half == 1);
   CHECK(two2.half == 2);
 }
@@ -561,7 +572,8 @@ TEST_CASE("a value that is written twice, read with another type, or missing is 
   Text text;
   Other other;
   CheckpointManager checkpoints({.directory = folder.path()});
-  CHECK_THAT(error_of([&] { checkpoints.save({}, run.model, run.optimizer, twice); }), ContainsSubstring("saved twice"));
+  CHECK_THAT(error_of([&] { checkpoints.save({}, run.model, run.optimizer, twice); }),
+             ContainsSubstring("saved twice"));
   checkpoints.save({}, run.model, run.optimizer, number);
   CHECK_THAT(error_of([&] { checkpoints.restore(run.model, run.optimizer, text); }), ContainsSubstring("another type"));
   CHECK_THAT(error_of([&] { checkpoints.restore(run.model, run.optimizer, other); }),
@@ -585,8 +597,10 @@ TEST_CASE("retention: the newest, and the best whose metric belongs to its weigh
     const bool any = checkpoints.restore_best(run.model);
     return std::pair(steps_in(checkpoints), any ? run.value() : -1);
   };
-  const std::vector<std::pair<double, bool>> metrics{{3, true}, {1, true}, {0, false}, {1, true}, {not_a_number, true}, {2, true}};
-  CHECK(saved({.keep_last = 2, .keep_best = 1}, metrics) == std::pair(Steps{2, 5, 6}, 2.0));  // of two equal ones the older
+  const std::vector<std::pair<double, bool>> metrics{{3, true}, {1, true}, {0, false}, {1, true}, {not_a_number, true},
+                                                     {2, true}};
+  CHECK(saved({.keep_last = 2, .keep_best = 1}, metrics) ==
+        std::pair(Steps{2, 5, 6}, 2.0));  // of two equal ones the older
   CHECK(saved({.keep_last = 1, .keep_best = 2}, metrics) == std::pair(Steps{2, 4, 6}, 2.0));
   CHECK(saved({.keep_last = 1, .keep_best = 0}, metrics) == std::pair(Steps{6}, 6.0));
   CHECK(saved({.keep_last = 2, .keep_best = 1, .goal = Goal::maximize}, metrics) == std::pair(Steps{1, 5, 6}, 1.0));
@@ -640,7 +654,7 @@ TEST_CASE("due: by epochs, steps and time, never twice for one progress") {
     CHECK(checkpoints.due(at(0, 10, 10)));
     checkpoints.save(at(0, 10, 10), run.model, run.optimizer);
     CHECK_FALSE(checkpoints.due(at(0, 10, 10)));
-    CHECK_FALSE(checkpoints.due(at(0, 11, 10)));  // a skip
+    CHECK_FALSE(checkpoints.due(at(0, 11, 10)));                // a skip
     checkpoints.save(at(0, 15, 15), run.model, run.optimizer);  // out of turn, when interrupted
     CHECK_FALSE(checkpoints.due(at(0, 19, 19)));
     CHECK(checkpoints.due(at(1, 0, 20)));

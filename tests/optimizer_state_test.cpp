@@ -59,8 +59,8 @@ Options& options(optim::Optimizer& optimizer, std::size_t group) {
 
 struct Case {
   std::string name;
-  Make trained;                                // as the run that is interrupted makes it
-  Make fresh;                                  // as the one that continues: other options, which the checkpoint replaces
+  Make trained;  // as the run that is interrupted makes it
+  Make fresh;    // as the one that continues: other options, which the checkpoint replaces
   std::function<void(optim::Optimizer&)> set;  // options that are changed after construction
 };
 
@@ -86,7 +86,8 @@ std::vector<Case> cases() {
        [](Optimizer& o) { options<SGDOptions>(o, 0).momentum(0.9).nesterov(true).weight_decay(0.01); }},
       {"SGD dampening", maker<SGD>(SGDOptions(0.01).momentum(0.9).dampening(0.2)), maker<SGD>(SGDOptions(0.5)),
        [](Optimizer& o) { options<SGDOptions>(o, 1).lr(0.02); }},
-      {"Adagrad", maker<Adagrad>(AdagradOptions(0.1).initial_accumulator_value(0.3)), maker<Adagrad>(AdagradOptions(0.5)),
+      {"Adagrad", maker<Adagrad>(AdagradOptions(0.1).initial_accumulator_value(0.3)),
+       maker<Adagrad>(AdagradOptions(0.5)),
        [](Optimizer& o) { options<AdagradOptions>(o, 0).lr_decay(0.1).weight_decay(0.01).eps(1e-8); }},
       {"RMSprop", maker<RMSprop>(RMSpropOptions(0.01)), maker<RMSprop>(RMSpropOptions(0.5)), [](Optimizer&) {}},
       {"RMSprop centered with momentum", maker<RMSprop>(RMSpropOptions(0.01).momentum(0.9).centered(true)),
@@ -122,7 +123,8 @@ TEST_CASE("every optimizer continues bit for bit, options that were changed late
 
 TEST_CASE("an optimizer that has not stepped yet is restored to having no state") {
   Net net, other;
-  optim::AdamW optimizer(groups_of(net), optim::AdamWOptions(0.01)), continued(groups_of(other), optim::AdamWOptions(0.01));
+  optim::AdamW optimizer(groups_of(net), optim::AdamWOptions(0.01)),
+      continued(groups_of(other), optim::AdamWOptions(0.01));
   const State saved = stored(net, optimizer);
   train(other, continued, 2);
   restore_all(saved, other, continued);
@@ -132,7 +134,8 @@ TEST_CASE("an optimizer that has not stepped yet is restored to having no state"
 
 TEST_CASE("state has the strides of its parameter, and stays where others refer to it") {
   Net net, other;
-  optim::Adam optimizer(groups_of(net), optim::AdamOptions(0.01)), continued(groups_of(other), optim::AdamOptions(0.01));
+  optim::Adam optimizer(groups_of(net), optim::AdamOptions(0.01)),
+      continued(groups_of(other), optim::AdamOptions(0.01));
   train(net, optimizer, 1);
   train(other, continued, 1);
   void* const key = other->conv->weight.unsafeGetTensorImpl();
@@ -161,9 +164,7 @@ TEST_CASE("an optimizer of another class, or with other groups, is an error that
     try {
       restore_all(from, other, different);
       FAIL_CHECK("it was accepted: " << why);
-    } catch (const c10::Error& error) {
-      CHECK_THAT(error.what_without_backtrace(), ContainsSubstring(why));
-    }
+    } catch (const c10::Error& error) { CHECK_THAT(error.what_without_backtrace(), ContainsSubstring(why)); }
     CHECK(difference(stored(other, different), before) == "");
   };
   optim::Adam adam(groups_of(other), optim::AdamOptions(0.01));
@@ -171,10 +172,12 @@ TEST_CASE("an optimizer of another class, or with other groups, is an error that
   optim::AdamW one_group(other->parameters(), optim::AdamWOptions(0.01));
   refused(one_group, saved, "2 parameter groups in the checkpoint and 1 here");
   optim::AdamW fewer({optim::OptimizerParamGroup({other->conv->weight, other->fc->weight}),
-                      optim::OptimizerParamGroup({other->conv->bias})}, optim::AdamWOptions(0.01));
+                      optim::OptimizerParamGroup({other->conv->bias})},
+                     optim::AdamWOptions(0.01));
   refused(fewer, saved, "2 parameters in group 1 of the checkpoint and 1 here");
   optim::AdamW moved({optim::OptimizerParamGroup({other->conv->weight, other->fc->bias}),
-                      optim::OptimizerParamGroup({other->conv->bias, other->fc->weight})}, optim::AdamWOptions(0.01));
+                      optim::OptimizerParamGroup({other->conv->bias, other->fc->weight})},
+                     optim::AdamWOptions(0.01));
   refused(moved, saved, "'model/fc.bias' is not in group 0");
 
   optim::AdamW same(groups_of(other), optim::AdamWOptions(0.01));
@@ -233,7 +236,8 @@ namespace {
 // An optimizer of a user, with a class of options that nobody knows.
 struct SignOptions : optim::OptimizerCloneableOptions<SignOptions> {};
 struct Sign : optim::Optimizer {
-  explicit Sign(std::vector<at::Tensor> parameters) : Optimizer(std::move(parameters), std::make_unique<SignOptions>()) {}
+  explicit Sign(std::vector<at::Tensor> parameters)
+      : Optimizer(std::move(parameters), std::make_unique<SignOptions>()) {}
   at::Tensor step(LossClosure = nullptr) override { return {}; }
 };
 // LibTorch's options, a state of its own.
@@ -265,7 +269,7 @@ TEST_CASE("two models and two optimizers, one behind a pointer") {
   CHECK(difference(stored(a2, first2, b2, pointed), saved) == "");
   CHECK(difference(stored(generator, first, b, second), saved) == "");
 
-  CHECK_THROWS_AS(restore_all(saved, a2, first2), c10::Error);       // two models were saved
-  CHECK_THROWS_AS(restore_all(saved, a2, first2, b2), c10::Error);   // and two optimizers
+  CHECK_THROWS_AS(restore_all(saved, a2, first2), c10::Error);      // two models were saved
+  CHECK_THROWS_AS(restore_all(saved, a2, first2, b2), c10::Error);  // and two optimizers
   CHECK_THROWS_AS(restore_all(stored(a, first), a2, first2, b2, pointed), c10::Error);
 }

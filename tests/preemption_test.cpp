@@ -20,10 +20,10 @@ void previous_handler(int) { ++seen_by_previous; }
 
 // Puts a handler of the user's in place for one test.
 struct UserHandler {
-  struct sigaction before {};
+  struct sigaction before{};
   UserHandler() {
     seen_by_previous = 0;
-    struct sigaction mine {};
+    struct sigaction mine{};
     mine.sa_handler = &previous_handler;
     sigaction(SIGUSR1, &mine, &before);
   }

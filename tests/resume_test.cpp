@@ -127,7 +127,12 @@ Outcome train(auto batches, auto window, int every) {
       return fakes::Loss{batch.mean * (1 + static_cast<double>(generator() % 10)), &net};  // "dropout"
     };
     auto validate = [&] { return model.weight + static_cast<double>(generator() % 100); };
-    Trainer trainer{model, optimizer, loss, GradAccumulator(window(attempt)), Checkpoints{disk}, Interruption{&asked},
+    Trainer trainer{model,
+                    optimizer,
+                    loss,
+                    GradAccumulator(window(attempt)),
+                    Checkpoints{disk},
+                    Interruption{&asked},
                     EarlyStopper({.patience = 100})};
     CHECK(trainer.resume() == (attempt > 0));
     if (attempt > 0) generator();  // whoever draws here leaves no trace

@@ -85,8 +85,9 @@ class CheckpointManager {
     const auto& o = options_;
     TORCH_CHECK(o.keep_last >= 1, "CheckpointManager: keep_last is ", o.keep_last, ". Keep at least 1.");
     TORCH_CHECK(o.keep_best >= 0, "CheckpointManager: keep_best is ", o.keep_best, ". 0 keeps none for its metric.");
-    TORCH_CHECK(o.every_epochs >= 0 && o.every_steps >= 0 && o.every_time.count() >= 0,
-                "CheckpointManager: every_epochs, every_steps and every_time must not be negative. 0 switches one off.");
+    TORCH_CHECK(
+        o.every_epochs >= 0 && o.every_steps >= 0 && o.every_time.count() >= 0,
+        "CheckpointManager: every_epochs, every_steps and every_time must not be negative. 0 switches one off.");
     if (o.directory.empty()) return;
     const detail::Retention retention{.keep_last = o.keep_last, .keep_best = o.keep_best, .goal = o.goal};
     store_ = std::make_unique<Store>(o.directory, retention, std::move(storage));
@@ -96,9 +97,9 @@ class CheckpointManager {
   /// objects with save(out) and load(in). Throws the error of the write before, if it failed: call again to save anyway.
   /// The first call throws when another manager writes into the directory, or see Existing.
   void save(const Progress& progress, auto& model, auto& optimizer, auto&... stateful) {
-    constexpr bool complete = detail::all_have_state<std::remove_reference_t<decltype(model)>,
-                                                     std::remove_reference_t<decltype(optimizer)>,
-                                                     std::remove_reference_t<decltype(stateful)>...>();
+    constexpr bool complete =
+        detail::all_have_state<std::remove_reference_t<decltype(model)>, std::remove_reference_t<decltype(optimizer)>,
+                               std::remove_reference_t<decltype(stateful)>...>();
     if constexpr (complete) {
       if (!store_) return;
       wait();
@@ -116,9 +117,9 @@ class CheckpointManager {
   /// that the checkpoint does not know stays as constructed, with a warning. Gradients of parameters are set to those of
   /// the unfinished window, else to none.
   std::optional<Progress> restore(auto& model, auto& optimizer, auto&... stateful) {
-    constexpr bool complete = detail::all_have_state<std::remove_reference_t<decltype(model)>,
-                                                     std::remove_reference_t<decltype(optimizer)>,
-                                                     std::remove_reference_t<decltype(stateful)>...>();
+    constexpr bool complete =
+        detail::all_have_state<std::remove_reference_t<decltype(model)>, std::remove_reference_t<decltype(optimizer)>,
+                               std::remove_reference_t<decltype(stateful)>...>();
     if constexpr (complete) {
       if (!store_) return std::nullopt;
       store_->settle();
@@ -135,12 +136,17 @@ class CheckpointManager {
   /// its weights (`metric_step == step`), of two equal ones the older. False: no such checkpoint, nothing was changed.
   bool restore_best(auto& model) {
     constexpr bool is_module = detail::ModuleLike<std::remove_reference_t<decltype(model)>>;
-    static_assert(is_module, "CheckpointManager: restore_best() takes a module. Pass a Module, a ModuleHolder or a shared_ptr.");
+    static_assert(is_module,
+                  "CheckpointManager: restore_best() takes a module. Pass a Module, a ModuleHolder or a shared_ptr.");
     if (!store_) return false;
     store_->settle();
     const auto found = store_->best();
     if (!found) return false;
-    if constexpr (is_module) naming(found->path, [&] { detail::restore_weights(found->state, model); return true; });
+    if constexpr (is_module)
+      naming(found->path, [&] {
+        detail::restore_weights(found->state, model);
+        return true;
+      });
     return true;
   }
 
@@ -168,7 +174,8 @@ class CheckpointManager {
     const std::int64_t newest = store_->lock();
     if (newest == 0) return;
     TORCH_CHECK(options_.existing != Existing::refuse, "CheckpointManager: '", options_.directory.string(),
-                "' holds checkpoints of another run (the newest is number ", newest, "). Continue it by restore() or "
+                "' holds checkpoints of another run (the newest is number ", newest,
+                "). Continue it by restore() or "
                 "Trainer::resume(), use another directory, or say .existing = Existing::append or Existing::discard.");
     store_->take_over(options_.existing == Existing::append);
   }
@@ -207,8 +214,8 @@ class CheckpointManager {
   }
 
   CheckpointManagerOptions options_;
-  Progress last_;        // saved or restored
-  TimePoint last_time_;  // when
+  Progress last_;                 // saved or restored
+  TimePoint last_time_;           // when
   std::unique_ptr<Store> store_;  // null: switched off
 };
 

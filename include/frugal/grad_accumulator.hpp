@@ -11,7 +11,7 @@
 namespace frugal::inline v0 {
 
 struct GradAccumulatorOptions {
-  std::int64_t steps = 1;                        ///< micro-batches in a full window; 1 switches accumulation off
+  std::int64_t steps = 1;                       ///< micro-batches in a full window; 1 switches accumulation off
   AtEpochEnd at_epoch_end = AtEpochEnd::flush;  ///< see AtEpochEnd
 };
 
@@ -93,12 +93,14 @@ class GradAccumulator {
       throw std::invalid_argument("GradAccumulator: the weight is " + std::to_string(weight) +
                                   ". Pass the number of samples or tokens behind the loss.");
     if (foreign_ != 0)
-      throw std::invalid_argument("GradAccumulator: the state lies inside a window of " + std::to_string(foreign_) +
-                                  " micro-batches, this one has " + std::to_string(options_.steps) +
-                                  ". Use the same steps, or zero the gradients, call finish() and start the window again.");
+      throw std::invalid_argument(
+          "GradAccumulator: the state lies inside a window of " + std::to_string(foreign_) +
+          " micro-batches, this one has " + std::to_string(options_.steps) +
+          ". Use the same steps, or zero the gradients, call finish() and start the window again.");
     if (seen_ == options_.steps)
-      throw std::invalid_argument("GradAccumulator: the window is full and nobody consumed it. Call update(), or step "
-                                  "and then finish(), whenever backward() returns true.");
+      throw std::invalid_argument(
+          "GradAccumulator: the window is full and nobody consumed it. Call update(), or step "
+          "and then finish(), whenever backward() returns true.");
     if (weight > 0) accumulate(loss, weight);  // a mean over nothing is NaN: it never reaches the gradients
     else even_ = false;
     if (++seen_ < options_.steps) return false;
@@ -121,10 +123,10 @@ class GradAccumulator {
   }
 
   GradAccumulatorOptions options_;
-  std::int64_t seen_ = 0;  // micro-batches in the window so far
-  double weight_ = 0;      // their weights
-  double reference_ = 0;   // the first weight above 0
-  bool even_ = true;       // all of the same weight
+  std::int64_t seen_ = 0;     // micro-batches in the window so far
+  double weight_ = 0;         // their weights
+  double reference_ = 0;      // the first weight above 0
+  bool even_ = true;          // all of the same weight
   std::int64_t foreign_ = 0;  // the length of the window that was loaded, if it is not ours
 };
 

@@ -26,7 +26,8 @@ namespace {
 struct NetImpl : torch::nn::Module {
   NetImpl() {
     using namespace torch::nn;
-    layers = register_module("layers", Sequential(Linear(16, 64), BatchNorm1d(64), ReLU(), Dropout(0.2), Linear(64, 4)));
+    layers =
+        register_module("layers", Sequential(Linear(16, 64), BatchNorm1d(64), ReLU(), Dropout(0.2), Linear(64, 4)));
   }
   torch::Tensor forward(const torch::Tensor& x) { return layers->forward(x); }
   torch::nn::Sequential layers = nullptr;
@@ -45,7 +46,9 @@ void train(const std::filesystem::path& directory, const std::filesystem::path& 
   const auto loss = [](Net& net, const frugal::Batch& batch) {
     return torch::cross_entropy_loss(net(batch.inputs), batch.targets);
   };
-  frugal::Trainer trainer{model, optimizer, loss,
+  frugal::Trainer trainer{model,
+                          optimizer,
+                          loss,
                           frugal::GradAccumulator(batches.steps()),
                           frugal::FusedStep{},
                           frugal::Schedule(frugal::warmup(5, frugal::cosine(100))),
@@ -70,7 +73,8 @@ void train(const std::filesystem::path& directory, const std::filesystem::path& 
 }
 
 // Runs an attempt in a process of its own and kills it after `limit`. True: it was through before.
-bool attempt(const std::filesystem::path& directory, const std::filesystem::path& result, std::chrono::microseconds limit) {
+bool attempt(const std::filesystem::path& directory, const std::filesystem::path& result,
+             std::chrono::microseconds limit) {
   std::fflush(stdout);
   const pid_t child = fork();
   if (child == 0) {

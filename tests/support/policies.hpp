@@ -113,10 +113,11 @@ struct Sample<frugal::Preemption> {
   static void use(frugal::Preemption& preemption, Loop&) { preemption.request(); }
 };
 
-using All = std::tuple<frugal::AmpPolicy<frugal::Auto>, frugal::AmpPolicy<frugal::Fp32>, frugal::AmpPolicy<frugal::Tf32>,
-                       frugal::AmpPolicy<frugal::Bf16>, frugal::AmpPolicy<frugal::Fp16>,
-                       frugal::AmpPolicy<frugal::BitExact>, frugal::GradAccumulator, frugal::GradClip, frugal::Schedule,
-                       frugal::ReduceOnPlateau, frugal::Averager, frugal::EarlyStopper, frugal::ProgressBar,
-                       frugal::FusedStep, frugal::CheckpointManager<>, frugal::Preemption>;
+using All =
+    std::tuple<frugal::AmpPolicy<frugal::Auto>, frugal::AmpPolicy<frugal::Fp32>, frugal::AmpPolicy<frugal::Tf32>,
+               frugal::AmpPolicy<frugal::Bf16>, frugal::AmpPolicy<frugal::Fp16>, frugal::AmpPolicy<frugal::BitExact>,
+               frugal::GradAccumulator, frugal::GradClip, frugal::Schedule, frugal::ReduceOnPlateau, frugal::Averager,
+               frugal::EarlyStopper, frugal::ProgressBar, frugal::FusedStep, frugal::CheckpointManager<>,
+               frugal::Preemption>;
 
 }  // namespace registry

@@ -66,7 +66,8 @@ bool go_on(const std::filesystem::path& folder, const MakeOptimizer& make, std::
   for (; at.epoch < epochs; ++at.epoch, at.micro_batch = 0) {
     for (; at.micro_batch < micro_batches; --budget) {
       if (budget == 0) return save(), false;
-      const auto inputs = torch::full({5, 4}, 0.1 * static_cast<double>(at.micro_batch)) + torch::arange(5).view({5, 1});
+      const auto inputs =
+          torch::full({5, 4}, 0.1 * static_cast<double>(at.micro_batch)) + torch::arange(5).view({5, 1});
       const auto noisy = inputs + torch::randn({5, 4});
       ++at.micro_batch;
       if (accumulator.backward(model->forward(noisy).pow(2).mean(), 5)) step();

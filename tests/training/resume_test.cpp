@@ -11,13 +11,13 @@
 #include <frugal/schedule.hpp>
 #include <frugal/trainer.hpp>
 
+#include <unistd.h>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
 #include <stdexcept>
 #include <string>
-#include <unistd.h>
 #include <vector>
 
 using namespace frugal;
@@ -76,7 +76,8 @@ using Traces = std::vector<torch::Tensor>;
 Traces traces(Net& model, torch::optim::AdamW& optimizer, const RunReport& report) {
   Traces all;
   for (const auto& parameter : model->parameters()) {
-    const auto& state = static_cast<torch::optim::AdamWParamState&>(*optimizer.state().at(parameter.unsafeGetTensorImpl()));
+    const auto& state =
+        static_cast<torch::optim::AdamWParamState&>(*optimizer.state().at(parameter.unsafeGetTensorImpl()));
     all.push_back(parameter.detach().clone());
     all.push_back(state.exp_avg().clone());
     all.push_back(state.exp_avg_sq().clone());
@@ -110,7 +111,9 @@ Traces train(const std::string& name, int every, std::int64_t window, auto&& fit
       if constexpr (requires { batch.inputs; }) return torch::cross_entropy_loss(net(batch.inputs), batch.targets);
       else return torch::cross_entropy_loss(net(batch.data), batch.target);
     };
-    Trainer trainer{model, optimizer, loss,
+    Trainer trainer{model,
+                    optimizer,
+                    loss,
                     AmpPolicy<Bf16>(torch::kCPU, Capability{.device = torch::kCPU, .cpu_bf16 = true}),
                     GradAccumulator({.steps = window, .at_epoch_end = AtEpochEnd::carry}),
                     GradClip(1.0),
@@ -178,8 +181,12 @@ TEST_CASE("with another micro_batch the unfinished window starts again, and no s
       return torch::cross_entropy_loss(net(batch.inputs), batch.targets);
     };
     const Batches batches(data.inputs, data.targets, {.batch_size = 12, .micro_batch = attempt % 2 == 0 ? 4 : 3});
-    Trainer trainer{model, optimizer, loss, GradAccumulator(batches.steps()),
-                    CheckpointManager({.directory = folder.path}), Interruption{&asked}};
+    Trainer trainer{model,
+                    optimizer,
+                    loss,
+                    GradAccumulator(batches.steps()),
+                    CheckpointManager({.directory = folder.path}),
+                    Interruption{&asked}};
     trainer.resume();
     report = trainer.fit(batches, {.epochs = 3});
     if (report.reason != StopReason::preempted) break;

@@ -39,30 +39,46 @@ constexpr bool has_state = ModuleLike<Type> || OptimizerLike<Type> || Stateful<s
 template <class... Arguments>
 constexpr bool all_have_state() {
   constexpr bool all = (has_state<Arguments> && ...);
-  static_assert(all, "CheckpointManager: an argument has no state that can be saved. Pass a module, an optimizer, or a class "
-                     "with `void save(auto& out) const` and `void load(auto& in)`.");
+  static_assert(
+      all,
+      "CheckpointManager: an argument has no state that can be saved. Pass a module, an optimizer, or a class "
+      "with `void save(auto& out) const` and `void load(auto& in)`.");
   return all;
 }
 
 // Gradients of an unfinished window exist.
 bool is_pending(const auto& argument) {
-  if constexpr (requires { { argument.pending() } -> std::same_as<bool>; }) return argument.pending();
+  if constexpr (requires {
+                  { argument.pending() } -> std::same_as<bool>;
+                })
+    return argument.pending();
   else return false;
 }
 
 constexpr std::string_view role_name(Role role) {
   switch (role) {
-    case Role::precision: return "precision";
-    case Role::accumulation: return "accumulation";
-    case Role::clipping: return "clipping";
-    case Role::update: return "update";
-    case Role::schedule: return "schedule";
-    case Role::averaging: return "averaging";
-    case Role::stopping: return "stopping";
-    case Role::checkpointing: return "checkpointing";
-    case Role::interruption: return "interruption";
-    case Role::observer: return "observer";
-    case Role::before_training: return "before_training";
+    case Role::precision:
+      return "precision";
+    case Role::accumulation:
+      return "accumulation";
+    case Role::clipping:
+      return "clipping";
+    case Role::update:
+      return "update";
+    case Role::schedule:
+      return "schedule";
+    case Role::averaging:
+      return "averaging";
+    case Role::stopping:
+      return "stopping";
+    case Role::checkpointing:
+      return "checkpointing";
+    case Role::interruption:
+      return "interruption";
+    case Role::observer:
+      return "observer";
+    case Role::before_training:
+      return "before_training";
   }
   return "policy";
 }
@@ -70,7 +86,10 @@ constexpr std::string_view role_name(Role role) {
 // The name of a class's section.
 template <class Type>
 constexpr std::string_view section_of() {
-  if constexpr (requires { { Type::state_name } -> std::convertible_to<std::string_view>; }) return Type::state_name;
+  if constexpr (requires {
+                  { Type::state_name } -> std::convertible_to<std::string_view>;
+                })
+    return Type::state_name;
   else if constexpr (Policy<Type>) return role_name(Type::role);
   else return "object";
 }

@@ -38,10 +38,12 @@ concept SavesItself = Stateful<std::remove_const_t<Optimizer>>;
 template <class... Arguments>
 void save_weights(State& state, const ParameterNames& names, Arguments&... arguments) {
   const auto nothing = [](const std::string&, auto&) {};
-  each_section([&](const std::string& section, auto& module) {
-    for (auto& item : module.named_parameters()) state.add(section + "/" + item.key(), item.value());
-    for (auto& item : module.named_buffers()) state.add(section + "/" + item.key(), item.value());
-  }, nothing, nothing, arguments...);
+  each_section(
+      [&](const std::string& section, auto& module) {
+        for (auto& item : module.named_parameters()) state.add(section + "/" + item.key(), item.value());
+        for (auto& item : module.named_buffers()) state.add(section + "/" + item.key(), item.value());
+      },
+      nothing, nothing, arguments...);
   for (const auto& [name, tensor, in_module] : names.all())
     if (!in_module) state.add("parameter/" + name, tensor);
 }
@@ -56,7 +58,8 @@ State collect(const Progress& progress, Arguments&... arguments) {
                [&]<class Optimizer>(const std::string& section, Optimizer& optimizer) {
                  if constexpr (!SavesItself<Optimizer>) save_optimizer(state, section, optimizer, names);
                },
-               [&](const std::string& section, const auto& object) { save_object(state, section, object); }, arguments...);
+               [&](const std::string& section, const auto& object) { save_object(state, section, object); },
+               arguments...);
   if ((is_pending(arguments) || ...)) save_gradients(state, names);
   StateOut random(state, "rng");
   RandomState::now().save(random);
@@ -75,19 +78,20 @@ inline bool is_weight(std::string_view name) {
 
 // Throws, naming the first difference, when the weights in `live` are not the ones in the checkpoint.
 inline void need_same_weights(const State& saved, const State& live) {
-  constexpr std::string_view hint = " Resume with the model that wrote it, or in another directory. Nothing was changed.";
+  constexpr std::string_view hint =
+      " Resume with the model that wrote it, or in another directory. Nothing was changed.";
   for (const auto& [name, tensor] : live.tensors) {
     const auto found = saved.tensors.find(name);
-    TORCH_CHECK(found != saved.tensors.end(), "CheckpointManager: the checkpoint is of another model, it has no '", name, "'.",
-                hint);
+    TORCH_CHECK(found != saved.tensors.end(), "CheckpointManager: the checkpoint is of another model, it has no '",
+                name, "'.", hint);
     const at::Tensor& other = found->second;
     TORCH_CHECK(other.sizes() == tensor.sizes() && other.scalar_type() == tensor.scalar_type(),
                 "CheckpointManager: the checkpoint is of another model, '", name, "' is ", other.scalar_type(), " ",
                 other.sizes(), " there and ", tensor.scalar_type(), " ", tensor.sizes(), " here.", hint);
   }
   for (const auto& [name, tensor] : saved.tensors)
-    TORCH_CHECK(!is_weight(name) || live.has(name), "CheckpointManager: the checkpoint is of another model, it has '", name,
-                "', which this one lacks.", hint);
+    TORCH_CHECK(!is_weight(name) || live.has(name), "CheckpointManager: the checkpoint is of another model, it has '",
+                name, "', which this one lacks.", hint);
 }
 
 inline void copy_weights(const State& saved, const State& live) {
@@ -98,8 +102,9 @@ inline void copy_weights(const State& saved, const State& live) {
 inline void need_known_format(const State& saved) {
   std::int64_t format = 0;
   const auto found = saved.values.find("frugal.format");
-  TORCH_CHECK(found != saved.values.end() && parse(found->second, format) && format == checkpoint_format,
-              "CheckpointManager: the checkpoint has a format that this version of frugal does not know. Update frugal.");
+  TORCH_CHECK(
+      found != saved.values.end() && parse(found->second, format) && format == checkpoint_format,
+      "CheckpointManager: the checkpoint has a format that this version of frugal does not know. Update frugal.");
 }
 
 template <class... Arguments>
@@ -110,7 +115,8 @@ void need_all_optimizers(const State& saved, Arguments&... arguments) {
   for (const auto& [name, value] : saved.values)
     if (name.starts_with("optimizer") && name.ends_with("/class"))
       TORCH_CHECK(passed.contains(name.substr(0, name.find('/'))), "CheckpointManager: the checkpoint has '",
-                  name.substr(0, name.find('/')), "', which was not passed. Pass to restore() what was passed to save().");
+                  name.substr(0, name.find('/')),
+                  "', which was not passed. Pass to restore() what was passed to save().");
 }
 
 // Puts everything back, or throws and leaves everything as it was.

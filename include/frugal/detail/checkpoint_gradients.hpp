@@ -36,8 +36,8 @@ inline void save_gradients(State& state, const ParameterNames& names) {
 inline at::Tensor gradient_in(const State& saved, const std::string& name, const at::Tensor& parameter) {
   const c10::NoGradGuard no_grad;
   const auto check = [&](bool fits) {
-    TORCH_CHECK(fits, "CheckpointManager: '", name, "' of the checkpoint does not fit its parameter (", parameter.scalar_type(),
-                " ", parameter.sizes(), "). Resume with the model that wrote it.");
+    TORCH_CHECK(fits, "CheckpointManager: '", name, "' of the checkpoint does not fit its parameter (",
+                parameter.scalar_type(), " ", parameter.sizes(), "). Resume with the model that wrote it.");
   };
   if (const auto found = saved.tensors.find(name); found != saved.tensors.end()) {
     check(found->second.sizes() == parameter.sizes() && found->second.scalar_type() == parameter.scalar_type());
@@ -60,7 +60,8 @@ inline std::function<void()> prepare_gradients(const State& saved, const Paramet
     gradients.emplace_back(tensor, gradient_in(saved, "gradient/" + parameter, tensor));
   return [gradients = std::move(gradients)]() mutable {
     for (auto& [parameter, gradient] : gradients)
-      if (parameter.is_leaf() && (gradient.defined() || parameter.grad().defined())) parameter.mutable_grad() = gradient;
+      if (parameter.is_leaf() && (gradient.defined() || parameter.grad().defined()))
+        parameter.mutable_grad() = gradient;
   };
 }
 

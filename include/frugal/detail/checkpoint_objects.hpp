@@ -53,12 +53,14 @@ void load_objects(const State& saved, Arguments&... arguments) {
     throw;
   }
   if (!unknown.empty())
-    TORCH_WARN("CheckpointManager: the checkpoint does not know", unknown, "; what has no saved state stays as constructed.");
+    TORCH_WARN("CheckpointManager: the checkpoint does not know", unknown,
+               "; what has no saved state stays as constructed.");
   std::string left_over;
   for (const auto& [name, value] : saved.values)
     if (value == "section" && !before.has(name)) left_over += " '" + name + "'";
   if (!left_over.empty())
-    TORCH_WARN("CheckpointManager: nobody takes the state of", left_over, " in the checkpoint. Pass to restore() what was "
+    TORCH_WARN("CheckpointManager: nobody takes the state of", left_over,
+               " in the checkpoint. Pass to restore() what was "
                "passed to save().");
 }
 

@@ -59,11 +59,12 @@ class OptimizerRestoration {
       : optimizer_(optimizer), state_(state), section_(section), in_(state, section), kind_(kind) {
     const auto groups = static_cast<std::int64_t>(optimizer.param_groups().size());
     const auto saved_class = take<std::string>("class");
-    TORCH_CHECK(saved_class == kind.name, "CheckpointManager: '", section, "' is ", saved_class, " in the checkpoint and ",
-                kind.name, " here. Resume with the optimizer that wrote it.");
+    TORCH_CHECK(saved_class == kind.name, "CheckpointManager: '", section, "' is ", saved_class,
+                " in the checkpoint and ", kind.name, " here. Resume with the optimizer that wrote it.");
     const auto saved_groups = take<std::int64_t>("groups");
     TORCH_CHECK(saved_groups == groups, "CheckpointManager: '", section, "' has ", saved_groups,
-                " parameter groups in the checkpoint and ", groups, " here. Build the groups as in the run that wrote it.");
+                " parameter groups in the checkpoint and ", groups,
+                " here. Build the groups as in the run that wrote it.");
     for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g) read_group(g, names);
     check_all_taken();
   }
@@ -90,8 +91,8 @@ class OptimizerRestoration {
     const std::string prefix = "group." + std::to_string(g) + "/";
     const auto saved_count = take<std::int64_t>(prefix + "parameters");
     const auto count = static_cast<std::int64_t>(group.params().size());
-    TORCH_CHECK(saved_count == count, "CheckpointManager: '", section_, "' has ", saved_count, " parameters in group ", g,
-                " of the checkpoint and ", count, " here. Build the groups as in the run that wrote it.");
+    TORCH_CHECK(saved_count == count, "CheckpointManager: '", section_, "' has ", saved_count, " parameters in group ",
+                g, " of the checkpoint and ", count, " here. Build the groups as in the run that wrote it.");
     Options options = kind_.options(group);
     each_option(options, [&](const char* name, auto& value) {
       if constexpr (std::is_same_v<decltype(value), bool&>) value = take<std::int64_t>(prefix + name) != 0;
@@ -120,9 +121,10 @@ class OptimizerRestoration {
   // On the parameter's device and with its strides, which the kernels expect.
   static at::Tensor like(const at::Tensor& parameter, const at::Tensor& saved, const std::string& key) {
     if (!saved.defined()) return {};
-    TORCH_CHECK(saved.sizes() == parameter.sizes() && saved.scalar_type() == parameter.scalar_type(), "CheckpointManager: '",
-                key, "' is ", saved.scalar_type(), " ", saved.sizes(), " in the checkpoint, its parameter is ",
-                parameter.scalar_type(), " ", parameter.sizes(), ". Resume with the model that wrote it.");
+    TORCH_CHECK(saved.sizes() == parameter.sizes() && saved.scalar_type() == parameter.scalar_type(),
+                "CheckpointManager: '", key, "' is ", saved.scalar_type(), " ", saved.sizes(),
+                " in the checkpoint, its parameter is ", parameter.scalar_type(), " ", parameter.sizes(),
+                ". Resume with the model that wrote it.");
     const c10::NoGradGuard no_grad;
     return at::empty_like(parameter.detach()).copy_(saved);
   }
@@ -137,7 +139,8 @@ class OptimizerRestoration {
   // What nobody takes would be lost.
   void check_all_taken() const {
     const auto check = [&](const auto& named) {
-      for (auto at = named.lower_bound(section_ + "/"); at != named.end() && at->first.starts_with(section_ + "/"); ++at)
+      for (auto at = named.lower_bound(section_ + "/"); at != named.end() && at->first.starts_with(section_ + "/");
+           ++at)
         TORCH_CHECK(taken_.contains(at->first), "CheckpointManager: the optimizer has no place for '", at->first,
                     "' of the checkpoint. Resume with the optimizer that wrote it.");
     };

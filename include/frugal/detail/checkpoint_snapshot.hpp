@@ -8,8 +8,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/GradMode.h>
-#include <c10/core/Stream.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/core/Stream.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -68,8 +68,9 @@ class CheckpointSnapshot {
     std::size_t size = 0;
     for (const auto& [name, tensor] : state.tensors) {
       const auto type = name_of_type(tensor.scalar_type());
-      TORCH_CHECK(type && tensor.layout() == at::kStrided, "CheckpointManager: '", name, "' is a ", tensor.layout(), " ",
-                  tensor.scalar_type(), " tensor, which the safetensors format cannot hold. Use a dense standard type.");
+      TORCH_CHECK(type && tensor.layout() == at::kStrided, "CheckpointManager: '", name, "' is a ", tensor.layout(),
+                  " ", tensor.scalar_type(),
+                  " tensor, which the safetensors format cannot hold. Use a dense standard type.");
       document_.tensors.push_back({name, std::string(*type), tensor.sizes().vec(), {}});
       places.push_back(size);
       size += (tensor.nbytes() + alignment - 1) / alignment * alignment;

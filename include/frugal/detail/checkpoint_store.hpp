@@ -26,13 +26,9 @@ namespace frugal::inline v0::detail {
 inline std::string text_of(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
-  } catch (const c10::Error& known) {
-    return known.what_without_backtrace();
-  } catch (const std::exception& known) {
+  } catch (const c10::Error& known) { return known.what_without_backtrace(); } catch (const std::exception& known) {
     return known.what();
-  } catch (...) {
-    return "unknown error";
-  }
+  } catch (...) { return "unknown error"; }
 }
 
 // The files of one run in one directory. Lives on the heap: the writer's thread refers to it while its manager is moved.
@@ -128,7 +124,8 @@ class CheckpointStore {
     for (const Path& path : files) {
       try {
         Found found{path, read(DocumentReader(path))};
-        if (!problems.empty()) TORCH_WARN("CheckpointManager: falling back to '", path.string(), "'. Damaged:", problems);
+        if (!problems.empty())
+          TORCH_WARN("CheckpointManager: falling back to '", path.string(), "'. Damaged:", problems);
         return found;
       } catch (const DamagedFile& damage) {
         damaged_.insert(path);

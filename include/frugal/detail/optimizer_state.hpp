@@ -87,8 +87,9 @@ struct OptimizerClass {
   static auto& options(auto& group) {
     using Plain = std::remove_const_t<std::remove_reference_t<decltype(group)>>;
     static_assert(std::same_as<Plain, torch::optim::OptimizerParamGroup>);
-    TORCH_CHECK(has(group.options()), "frugal: a group's options are not of its optimizer's class. Build groups with the "
-                                      "options class of their optimizer.");
+    TORCH_CHECK(has(group.options()),
+                "frugal: a group's options are not of its optimizer's class. Build groups with the "
+                "options class of their optimizer.");
     if constexpr (std::is_const_v<std::remove_reference_t<decltype(group)>>)
       return static_cast<const Options&>(group.options());
     else return static_cast<Options&>(group.options());
@@ -98,7 +99,8 @@ struct OptimizerClass {
     const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
     if (found == optimizer.state().end() || !found->second) return nullptr;
     const auto* state = dynamic_cast<const State*>(found->second.get());
-    TORCH_CHECK(state, "frugal: an optimizer has LibTorch's options, but a state of its own. Give it save(out) and load(in).");
+    TORCH_CHECK(state,
+                "frugal: an optimizer has LibTorch's options, but a state of its own. Give it save(out) and load(in).");
     return state;
   }
 };
@@ -117,8 +119,9 @@ decltype(auto) with_class_of(const torch::optim::Optimizer& optimizer, auto&& ca
   if (adam.has(options)) return call(adam);
   if (sgd.has(options)) return call(sgd);
   if (adagrad.has(options)) return call(adagrad);
-  TORCH_CHECK(rmsprop.has(options), "frugal: the state of this optimizer cannot be saved. Use AdamW, Adam, SGD, Adagrad or "
-                                    "RMSprop, or give yours save(out) and load(in).");
+  TORCH_CHECK(rmsprop.has(options),
+              "frugal: the state of this optimizer cannot be saved. Use AdamW, Adam, SGD, Adagrad or "
+              "RMSprop, or give yours save(out) and load(in).");
   return call(rmsprop);
 }
 

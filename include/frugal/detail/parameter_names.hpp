@@ -24,22 +24,29 @@ class ParameterNames {
   template <class... Arguments>
   explicit ParameterNames(Arguments&... arguments) {
     const auto nothing = [](const std::string&, auto&) {};
-    each_section([&](const std::string& section, auto& module) {
-      for (auto& item : module.named_parameters()) add(section + "/" + item.key(), item.value(), true);
-    }, nothing, nothing, arguments...);
-    each_section(nothing, [&](const std::string& section, auto& optimizer) {
-      std::size_t g = 0;
-      for (const auto& group : optimizer.param_groups()) {
-        std::size_t i = 0;
-        for (const auto& parameter : group.params())
-          add(section + ".group." + std::to_string(g) + "." + std::to_string(i++), parameter, false);
-        ++g;
-      }
-    }, nothing, arguments...);
+    each_section(
+        [&](const std::string& section, auto& module) {
+          for (auto& item : module.named_parameters()) add(section + "/" + item.key(), item.value(), true);
+        },
+        nothing, nothing, arguments...);
+    each_section(
+        nothing,
+        [&](const std::string& section, auto& optimizer) {
+          std::size_t g = 0;
+          for (const auto& group : optimizer.param_groups()) {
+            std::size_t i = 0;
+            for (const auto& parameter : group.params())
+              add(section + ".group." + std::to_string(g) + "." + std::to_string(i++), parameter, false);
+            ++g;
+          }
+        },
+        nothing, arguments...);
   }
 
   const std::vector<Named>& all() const { return all_; }
-  const std::string& of(const at::Tensor& parameter) const { return all_[place_.at(parameter.unsafeGetTensorImpl())].name; }
+  const std::string& of(const at::Tensor& parameter) const {
+    return all_[place_.at(parameter.unsafeGetTensorImpl())].name;
+  }
 
  private:
   // A parameter that is shared by two modules goes by the first name.

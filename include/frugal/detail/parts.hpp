@@ -69,7 +69,8 @@ class Parts {
   // Before the first step since the run began or was continued: the weights that were being trained, no gradient from
   // outside of the window, the rates of the step that is due.
   void begin() {
-    if constexpr (requires { checkpointing().claim(); }) checkpointing().claim();  // its errors come before the first epoch
+    if constexpr (requires { checkpointing().claim(); })
+      checkpointing().claim();  // its errors come before the first epoch
     begun_ = true;
     place_.begin();
     if (averaging().swapped()) averaging().swap(model_);
@@ -84,11 +85,16 @@ class Parts {
       [[maybe_unused]] auto guard = precision().autocast();
       return loss_(model_, batch);
     }();
-    if constexpr (requires { value.loss; value.weight; }) return value;
+    if constexpr (requires {
+                    value.loss;
+                    value.weight;
+                  })
+      return value;
     else {
-      static_assert(absent<Role::accumulation> || weighable<Batch>,
-                    "Trainer: the accumulator cannot tell the weight of this batch. Return frugal::Weighted{loss, samples "
-                    "or tokens} from the loss function, or give the batch `std::int64_t size() const`.");
+      static_assert(
+          absent<Role::accumulation> || weighable<Batch>,
+          "Trainer: the accumulator cannot tell the weight of this batch. Return frugal::Weighted{loss, samples "
+          "or tokens} from the loss function, or give the batch `std::int64_t size() const`.");
       return Weighted<decltype(value)>{std::move(value), weight_of(batch)};
     }
   }
@@ -97,14 +103,16 @@ class Parts {
   template <class Value>
   bool backward(Value& loss, double weight) {
     constexpr bool scales = requires { precision().scale(loss); };
-    static_assert(scales, "Trainer: the precision policy lacks a verb. Write `autocast()`, `scale(loss)`, `void "
-                          "unscale(optimizer, double factor)` and `bool step(optimizer)`.");
+    static_assert(scales,
+                  "Trainer: the precision policy lacks a verb. Write `autocast()`, `scale(loss)`, `void "
+                  "unscale(optimizer, double factor)` and `bool step(optimizer)`.");
     if constexpr (!scales) return false;
     else {
       using Scaled = std::remove_reference_t<decltype(precision().scale(loss))>;
       constexpr bool weighs = AccumulationPolicy<std::remove_cvref_t<decltype(accumulation())>, Scaled>;
-      static_assert(weighs, "Trainer: the accumulation policy lacks a verb. Write `bool backward(loss, double weight)`, "
-                                 "`double factor() const`, `bool pending() const` and `void finish()`.");
+      static_assert(weighs,
+                    "Trainer: the accumulation policy lacks a verb. Write `bool backward(loss, double weight)`, "
+                    "`double factor() const`, `bool pending() const` and `void finish()`.");
       if constexpr (weighs) return frugal::backward(loss, weight, precision(), accumulation());
       else return false;
     }
@@ -138,7 +146,8 @@ class Parts {
       ++at;
       return at;
     }
-    throw std::invalid_argument("Trainer: the batches end before the position of the checkpoint. Pass the same batches.");
+    throw std::invalid_argument(
+        "Trainer: the batches end before the position of the checkpoint. Pass the same batches.");
   }
   // There is something that is not saved.
   void moved() {

@@ -56,13 +56,14 @@ class Place {
     bool moved_back = false;
     if constexpr (Fingerprinted<Source>) {
       if (const std::string order = batches.fingerprint(); !order_.empty() && order != order_)
-        throw std::invalid_argument("Trainer: the run stands inside an epoch of other batches (" + order_ + "; now " + order +
-                                    "). Use the same data, seed and batch_size until the epoch ends.");
+        throw std::invalid_argument("Trainer: the run stands inside an epoch of other batches (" + order_ + "; now " +
+                                    order + "). Use the same data, seed and batch_size until the epoch ends.");
       if (steps_ > 0 && batches.steps() != steps_) moved_back = cut_anew(batches, at);
     }
     if (open_ && !pending && !moved_back)
-      throw std::invalid_argument("Trainer: the checkpoint lies inside a window that this accumulator cannot continue. Use "
-                                  "the same GradAccumulator until the window ends.");
+      throw std::invalid_argument(
+          "Trainer: the checkpoint lies inside a window that this accumulator cannot continue. Use "
+          "the same GradAccumulator until the window ends.");
     note(batches);
     return moved_back;
   }
@@ -105,8 +106,9 @@ class Place {
   template <class Source>
   bool cut_anew(const Source& batches, Progress& at) {
     if (window_begin_ % steps_ != 0 && window_begin_ != size_)
-      throw std::invalid_argument("Trainer: the window of the checkpoint does not begin with an effective batch, so it "
-                                  "cannot be cut anew. Use the same micro_batch until the epoch ends.");
+      throw std::invalid_argument(
+          "Trainer: the window of the checkpoint does not begin with an effective batch, so it "
+          "cannot be cut anew. Use the same micro_batch until the epoch ends.");
     const bool moved_back = at.micro_batch > window_begin_;
     window_begin_ = window_begin_ == size_ ? batches.size() : window_begin_ / steps_ * batches.steps();
     at.micro_batch = window_begin_;

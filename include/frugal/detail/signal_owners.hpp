@@ -20,7 +20,7 @@ struct SignalFlags {
   static void handle(int signal) {
     arrived.fetch_add(1);
     if (!ending.exchange(true)) return;
-    struct sigaction action {};  // the second one ends the process, as soon as this handler returns
+    struct sigaction action{};  // the second one ends the process, as soon as this handler returns
     action.sa_handler = SIG_DFL;
     sigaction(signal, &action, nullptr);
     raise(signal);
@@ -33,7 +33,7 @@ class SignalOwners {
   static void acquire(int signal) {
     const std::lock_guard lock(mutex());
     if (auto known = owners().find(signal); known != owners().end()) return void(++known->second.count);
-    struct sigaction action {}, previous {};
+    struct sigaction action{}, previous{};
     action.sa_handler = &SignalFlags::handle;
     action.sa_flags = SA_RESTART;  // system calls of the data pipeline go on
     sigemptyset(&action.sa_mask);
@@ -47,7 +47,7 @@ class SignalOwners {
     const std::lock_guard lock(mutex());
     const auto known = owners().find(signal);
     if (known == owners().end() || --known->second.count > 0) return;
-    struct sigaction now {};
+    struct sigaction now{};
     if (sigaction(signal, nullptr, &now) == 0 && now.sa_handler == &SignalFlags::handle)
       sigaction(signal, &known->second.previous, nullptr);
     owners().erase(known);

@@ -45,7 +45,8 @@ concept SavedTensor = std::derived_from<Value, at::Tensor>;
 template <class Value>
 concept SavedText = std::convertible_to<const Value&, std::string_view>;
 template <class Value>
-concept Saved = SavedTensor<Value> || SavedText<Value> || std::same_as<Value, std::int64_t> || std::same_as<Value, double>;
+concept Saved =
+    SavedTensor<Value> || SavedText<Value> || std::same_as<Value, std::int64_t> || std::same_as<Value, double>;
 
 // Text that is not ASCII goes in hexadecimal: a file may hold nothing but UTF-8, a policy's string may hold anything.
 inline std::string text_of(std::string_view text) {
@@ -105,8 +106,9 @@ class StateOut {
 
   template <class Value>
   void write(std::string_view name, const Value& value) {
-    static_assert(Saved<Value>, "frugal: save() writes a type that checkpoints do not know. Write at::Tensor, std::int64_t, "
-                                "double or std::string.");
+    static_assert(Saved<Value>,
+                  "frugal: save() writes a type that checkpoints do not know. Write at::Tensor, std::int64_t, "
+                  "double or std::string.");
     std::string key = prefix_ + std::string(name);
     if constexpr (SavedTensor<Value>) state_.add(std::move(key), value);
     else if constexpr (SavedText<Value>) state_.add(std::move(key), text_of(std::string_view(value)));
@@ -127,11 +129,13 @@ class StateIn {
 
   template <class Value>
   void read(std::string_view name, Value& value) const {
-    static_assert(Saved<Value>, "frugal: load() reads a type that checkpoints do not know. Read at::Tensor, std::int64_t, "
-                                "double or std::string.");
+    static_assert(Saved<Value>,
+                  "frugal: load() reads a type that checkpoints do not know. Read at::Tensor, std::int64_t, "
+                  "double or std::string.");
     const std::string key = prefix_ + std::string(name);
-    TORCH_CHECK(state_.has(key), "frugal: the checkpoint has no '", key, "'. Another version of the class wrote it: ask "
-                                 "has() before read() where a value may be missing.");
+    TORCH_CHECK(state_.has(key), "frugal: the checkpoint has no '", key,
+                "'. Another version of the class wrote it: ask "
+                "has() before read() where a value may be missing.");
     if constexpr (Saved<Value>) TORCH_CHECK(get(key, value), "frugal: '", key, "' has another type in the checkpoint.");
   }
 
