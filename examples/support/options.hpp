@@ -21,6 +21,7 @@ struct Options {
   std::int64_t micro_batch = 64;
   std::optional<frugal::Precision> precision;
   torch::Device device = torch::kCPU;
+  int threads = 1;
   std::uint64_t seed = 1;
   std::string data;
   std::filesystem::path directory;
@@ -51,6 +52,11 @@ inline Options parse(int argc, char** argv) {
       ->check(CLI::IsMember({"auto", "fp32", "tf32", "bf16", "fp16", "bit-exact"}))
       ->capture_default_str();
   app.add_option("--device", device, "cpu, cuda, cuda:1 ...; auto: cuda where there is one")->capture_default_str();
+  app.add_option("--threads", options.threads,
+                 "of the CPU; 0: as LibTorch chooses. More than one gain little on a network this small, and lose much "
+                 "where other programs run")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
   app.add_option("--seed", options.seed, "the same seed gives the same result on the same machine")
       ->capture_default_str();
   app.add_option("--data", options.data,
@@ -64,10 +70,8 @@ inline Options parse(int argc, char** argv) {
 
   options.precision = precisions.at(precision);
   options.device = device != "auto" ? torch::Device(device) : torch::cuda::is_available() ? torch::kCUDA : torch::kCPU;
-  if (options.smoke) {
-    options.epochs = 4;
-    torch::set_num_threads(1);  // small tensors, and tests run side by side
-  }
+  if (options.threads > 0) torch::set_num_threads(options.threads);
+  if (options.smoke) options.epochs = 4;
   return options;
 }
 
