@@ -20,6 +20,7 @@ struct JobOptions {
   std::int64_t micro_batch = 0;  // 0: as many as fit
   std::optional<frugal::Precision> precision;
   torch::Device device = torch::kCPU;
+  int threads = 1;
   std::uint64_t seed = 1;
   std::filesystem::path directory;
   bool smoke = false;

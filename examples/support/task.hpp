@@ -47,7 +47,7 @@ class Task {
       else if (argument == "--data" && i + 1 < argc) folder = argv[++i];
       else throw std::invalid_argument(std::string("usage: ") + argv[0] + " [--data DIR | --smoke]");
     }
-    if (smoke_) torch::set_num_threads(1);  // small tensors, and tests run side by side
+    torch::set_num_threads(1);  // more gain little on a network this small, and lose much on a busy machine
     data_ = smoke_ ? synthetic_images() : fashion_mnist(folder);
     for (Images* part : {&data_.train, &data_.validation, &data_.test}) {
       part->pixels = part->pixels.to(device);
