@@ -32,12 +32,12 @@ namespace frugal::inline v0 {
 /// fit() on, epoch().
 ///
 /// A policy's verbs, by role, are the concepts in policy.hpp. Optional ones: accumulation `at_epoch_end`; schedule
-/// `observe(metric)`; stopping `best`, `best_at`, `restores_best`. Any policy may have the hooks of an observer:
+/// `observe(metric)`; stopping `best`, `best_at`, `restores_best`. Any policy may have an observer's hooks:
 /// `on_gradients(Model&)`, `on_step(const Progress&)`, `on_skip(const Progress&)`, `on_epoch(const Progress&)`, which may
-/// take `const Readings&` as a second argument, `on_phase(Phase)`, and `on_end(const Progress&)` when fit() returns. An observer may say `bool due(const Progress&)
-/// const`: whether on_step wants this step; `static constexpr bool reads_loss = true`: Progress::loss is read for it, one
-/// device sync; `StopReason stop() const`: asked after every micro-batch and epoch. Any policy may have `void readings(auto&
-/// out) const`, `save` and `load` (see Stateful), and `void reset()` for restart().
+/// take `const Readings&` too, `on_phase(Phase)`, and `on_end(const Progress&)` when fit() returns. An observer may say
+/// `bool due(const Progress&) const`: whether on_step wants this step; `static constexpr bool reads_loss = true`:
+/// Progress::loss is read for it, one device sync; `StopReason stop() const`: asked after every micro-batch and epoch.
+/// Any policy may have `void readings(auto& out) const`, `save` and `load` (Stateful), `void reset()` for restart().
 template <class Model, class Optimizer, class Loss, class... Policies>
 class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
   using Base = detail::Checks<Model, Optimizer, Loss, Policies...>;
@@ -114,8 +114,7 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
   /// data. False: there is none (or checkpoints are switched off) and nothing was changed. Throws when the checkpoint is of
   /// another model or run, before anything was changed.
   bool resume() {
-    static_assert(!Base::template absent<Role::checkpointing>,
-                  "Trainer: resume() needs checkpoints. Pass a CheckpointManager.");
+    static_assert(!Base::template absent<Role::checkpointing>, "Trainer: resume() has no CheckpointManager. Pass one.");
     const auto found = this->with_state([&](auto&... state) -> std::optional<Progress> {
       return checkpointing().restore(model_, optimizer_, state...);
     });
@@ -125,10 +124,9 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
     begun_ = moved_ = false;
     return true;
   }
-  /// Saves now, due or not. Returns when the state is copied; see CheckpointManager.
+  /// Saves now, due or not; returns when the state is copied.
   void save() {
-    static_assert(!Base::template absent<Role::checkpointing>,
-                  "Trainer: save() needs checkpoints. Pass a CheckpointManager.");
+    static_assert(!Base::template absent<Role::checkpointing>, "Trainer: save() has no CheckpointManager. Pass one.");
     this->save_now();
   }
 
@@ -210,7 +208,7 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
     StopReason reason = micro_batches(batches, validate, options);
     if (reason != StopReason::none) return reason;
     const bool last = progress_.epoch + 1 == options.epochs;
-    if ((last || !carries()) && !after_window(flush(), validate, options)) return StopReason::preempted;
+    if ((last || !this->carries()) && !after_window(flush(), validate, options)) return StopReason::preempted;
     if (options.validate_every_steps == 0 && !validated(validate)) return StopReason::preempted;
     ++progress_.epoch;
     progress_.micro_batch = 0;
@@ -245,12 +243,6 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
     if (due && !validated(validate)) return false;
     save_if_due();
     return true;
-  }
-
-  bool carries() {
-    if constexpr (requires { accumulation().at_epoch_end(); })
-      return accumulation().at_epoch_end() == AtEpochEnd::carry;
-    else return false;
   }
 };
 

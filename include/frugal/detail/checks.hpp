@@ -130,6 +130,36 @@ class Checks : protected Parts<Model, Optimizer, Loss, Policies...> {
     this->begun_ = false;  // a next step continues on the weights that were being trained
   }
 
+  // A new epoch, or the rest of one that was interrupted.
+  void enter_epoch(const auto& batches) {
+    if (progress_.micro_batch == 0) return this->place_.enter(batches);
+    if (!this->place_.reenter(batches, progress_, this->accumulation().pending())) return;
+    this->accumulation().finish();  // the window starts again
+    optimizer_.zero_grad();
+    this->loss_log_.reset();
+  }
+  // A range that cannot start in the middle is drawn again from where its random numbers began, and the consumed batches
+  // are dropped: exact wherever its order comes from the default generators.
+  auto first_of(auto& range, std::int64_t consumed) {
+    if (consumed == 0) return range.begin();
+    const auto now = Base::Random::now();
+    if constexpr (!absent<Role::checkpointing>) this->place_.at_epoch_start().restore();
+    for (auto at = range.begin(); at != range.end(); ++at) {
+      static_cast<void>(*at);
+      if (--consumed > 0) continue;
+      now.restore();
+      ++at;
+      return at;
+    }
+    throw std::invalid_argument(
+        "Trainer: the batches end before the position of the checkpoint. Pass the same batches.");
+  }
+  bool carries() {
+    if constexpr (requires { this->accumulation().at_epoch_end(); })
+      return this->accumulation().at_epoch_end() == AtEpochEnd::carry;
+    else return false;
+  }
+
   void save_if_due() {
     if (checkpointing().due(std::as_const(progress_))) save_now();
   }

@@ -125,30 +125,6 @@ class Parts {
     loss_log_.add(loss, weight);
     moved();
   }
-  // A new epoch, or the rest of one that was interrupted.
-  void enter_epoch(const auto& batches) {
-    if (progress_.micro_batch == 0) return place_.enter(batches);
-    if (!place_.reenter(batches, progress_, accumulation().pending())) return;
-    accumulation().finish();  // the window starts again
-    optimizer_.zero_grad();
-    loss_log_.reset();
-  }
-  // A range that cannot start in the middle is drawn again from where its random numbers began, and the consumed batches
-  // are dropped: exact wherever its order comes from the default generators.
-  auto first_of(auto& range, std::int64_t consumed) {
-    if (consumed == 0) return range.begin();
-    const Random now = Random::now();
-    if constexpr (!absent<Role::checkpointing>) place_.at_epoch_start().restore();
-    for (auto at = range.begin(); at != range.end(); ++at) {
-      static_cast<void>(*at);
-      if (--consumed > 0) continue;
-      now.restore();
-      ++at;
-      return at;
-    }
-    throw std::invalid_argument(
-        "Trainer: the batches end before the position of the checkpoint. Pass the same batches.");
-  }
   // There is something that is not saved.
   void moved() {
     if constexpr (!absent<Role::checkpointing>) moved_ = true;
