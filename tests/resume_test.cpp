@@ -226,7 +226,7 @@ TEST_CASE("a position in other data, or in a window that cannot go on, is an err
 }
 
 TEST_CASE("a validation that was cut short is repeated with the same random numbers") {
-  const auto run = [](bool interrupt) {
+  const auto run = [](bool interrupt, FitOptions options) {
     generator.seed(3);
     const auto disk = std::make_shared<std::optional<Disk>>();
     std::vector<double> metrics;
@@ -242,9 +242,15 @@ TEST_CASE("a validation that was cut short is repeated with the same random numb
       };
       Trainer trainer{model, optimizer, fakes::mean_loss, Checkpoints{disk}, Interruption{&asked}};
       trainer.resume();
-      if (trainer.fit(Cut{2}, validate, {.epochs = 2}).reason == StopReason::finished) return metrics;
+      if (trainer.fit(Cut{2}, validate, options).reason == StopReason::finished) return metrics;
     }
     return metrics;
   };
-  CHECK(run(true) == run(false));
+  for (const FitOptions options :
+       {FitOptions{.epochs = 2}, FitOptions{.epochs = 2, .validate_every_steps = 4},
+        FitOptions{.epochs = 0, .max_steps = 4}, FitOptions{.epochs = 1, .validate_every_steps = 7}}) {
+    const auto whole = run(false, options);
+    CHECK(!whole.empty());
+    CHECK(run(true, options) == whole);
+  }
 }

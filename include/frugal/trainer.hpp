@@ -7,8 +7,6 @@
 #include <frugal/run.hpp>
 #include <frugal/update.hpp>
 
-#include <c10/util/Exception.h>
-
 #include <chrono>
 #include <concepts>
 #include <cstdint>
@@ -25,7 +23,7 @@ namespace frugal::inline v0 {
 /// no instruction, no byte and no allocation.
 ///
 ///     Trainer trainer{model, optimizer, loss, AmpPolicy<Auto>(device), GradAccumulator(4), EarlyStopper({.patience = 3})};
-///     RunReport report = trainer.fit(batches, [&] { return accuracy(model); }, {.epochs = 20});
+///     RunReport report = trainer.fit(batches, [&] { return loss_on(model, held_out); }, {.epochs = 20});
 ///
 /// Model and optimizer are referenced and must outlive the Trainer; loss and policies are moved into it. `loss(Model&,
 /// const Batch&)` returns a mean loss, or Weighted{mean loss, samples or tokens}. What happens when: read step() and, from
@@ -86,8 +84,8 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
   /// may return early; what it returns then does not count.
   ///
   /// When it returns, or throws, the model is in training mode and holds the best weights if the stopping policy restores
-  /// them, else the averaged ones if there is an Averager. A run that is over returns at once and warns; restart() begins
-  /// a new one.
+  /// them, else the averaged ones if there is an Averager; the next step goes on with those that were being trained. A run
+  /// that is over returns at once and warns; restart() begins a new one.
   template <class Batches, class Validate>
     requires(!std::same_as<std::remove_cvref_t<Validate>, FitOptions>)
   RunReport fit(Batches&& batches, Validate&& validate, FitOptions options = {}) {
@@ -141,8 +139,8 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
     });
     progress_ = {};
     loss_log_.reset();
-    best_.forget();
-    begun_ = moved_ = false;
+    best_.forget(), this->trained_.forget();
+    begun_ = moved_ = this->check_owed_ = false;
     if constexpr (Base::keeps_metrics) this->metrics_.reset();
   }
 
@@ -176,13 +174,12 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
     const auto started = std::chrono::steady_clock::now();
     Base::template expect<Validate>(options);
     StopReason reason = stop_reason(options);
-    if (reason != StopReason::none && reason != StopReason::preempted)
-      TORCH_WARN("Trainer: this run is over (", to_string(reason), " after ", progress_.epoch, " epochs and ",
-                 progress_.step, " steps), fit() does nothing. Raise the limits, or call restart() for a new run.");
+    const bool owed = this->check_owed_;  // the run was interrupted in its last check
+    if (!owed) this->say_if_over(reason);
     detail::and_always(
         [&] {
           if constexpr (iterable)
-            if (reason == StopReason::none) reason = train(batches, validate, options);
+            if (reason == StopReason::none || owed) reason = train(batches, validate, options);
         },
         [&] { this->leave_best(); });
     read_loss();
@@ -193,9 +190,9 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
 
   StopReason train(auto& batches, auto& validate, const FitOptions& options) {
     if (!begun_) this->begin();
-    StopReason reason = StopReason::none;
+    StopReason reason = this->check_owed_ && !validated(validate) ? StopReason::preempted : stop_reason(options);
     while (reason == StopReason::none) reason = epoch(batches, validate, options);
-    if (reason != StopReason::preempted) flush();  // the end of training never drops a window
+    if (reason != StopReason::preempted) flush();  // an interrupted window is saved with its gradients instead
     if (reason == StopReason::finished && progress_.metric_step != progress_.step && !validated(validate))
       reason = StopReason::preempted;
     if (moved_) this->save_now();
@@ -208,8 +205,12 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
     StopReason reason = micro_batches(batches, validate, options);
     if (reason != StopReason::none) return reason;
     const bool last = progress_.epoch + 1 == options.epochs;
-    if ((last || !this->carries()) && !after_window(flush(), validate, options)) return StopReason::preempted;
-    if (options.validate_every_steps == 0 && !validated(validate)) return StopReason::preempted;
+    if (last || !this->carries())
+      if (!after_window(flush(), validate, options)) return StopReason::preempted;
+    if (options.validate_every_steps == 0 && !validated(validate)) {
+      this->check_owed_ = false;  // the end of the epoch comes again
+      return StopReason::preempted;
+    }
     ++progress_.epoch;
     progress_.micro_batch = 0;
     this->moved();

@@ -3,7 +3,7 @@
 
 struct Mine {
   static constexpr frugal::Role role = frugal::Role::observer;
-  void on_begin() {}
+  void whatever() {}
 };
 
 int main() {

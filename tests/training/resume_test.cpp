@@ -217,3 +217,28 @@ TEST_CASE("a fresh run, or a new one, into a used directory is refused before it
   REQUIRE(kept.size() == 1);
   CHECK(kept.back().progress.epoch == 1);
 }
+
+TEST_CASE("a longer fit goes on with the weights that were trained, not with the best ones it left in the model") {
+  const Data data;
+  const Batches batches(data.inputs, data.targets, {.batch_size = 12, .seed = 11});
+  auto loss = [](Net& net, const Batch& batch) { return torch::cross_entropy_loss(net(batch.inputs), batch.targets); };
+  const auto run = [&](const std::vector<std::int64_t>& fits, const std::filesystem::path& directory) {
+    torch::manual_seed(2);
+    Net model;
+    torch::optim::AdamW optimizer(model->parameters(), 0.02);
+    int checks = 0;
+    const std::vector<double> metrics{3, 1, 2, 5, 4, 6};  // the best check is never the last
+    Trainer trainer{model, optimizer, loss, EarlyStopper({.patience = 9}), CheckpointManager({.directory = directory})};
+    std::vector<torch::Tensor> trained;
+    for (const std::int64_t epochs : fits) {
+      trainer.fit(batches, [&] { return metrics.at(static_cast<std::size_t>(checks++)); }, {.epochs = epochs});
+      if (!directory.empty()) trainer.save(), trainer.resume();  // what the model holds is the best: the file has both
+    }
+    trainer.step(*batches.epoch(0).begin());
+    for (const auto& parameter : model->parameters()) trained.push_back(parameter.detach().clone());
+    return trained;
+  };
+  const Folder folder("longer");
+  CHECK(same(run({6}, {}), run({3, 6}, {})));
+  CHECK(same(run({6}, {}), run({3, 6}, folder.path)));
+}

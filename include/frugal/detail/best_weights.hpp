@@ -42,10 +42,10 @@ void copy_to_host(Tensor& kept, const Tensor& live) {
   else kept.copy_(source);
 }
 
-// The parameters and buffers of the best check, by name, in host memory: it costs the model's size there and nothing on
-// the device.
+// The parameters and buffers of one moment, by name, in host memory: they cost the model's size there and nothing on the
+// device.
 template <class Tensor>
-class BestWeights {
+class KeptWeights {
  public:
   bool kept() const { return !kept_.empty(); }
   void forget() { kept_.clear(); }
@@ -70,27 +70,27 @@ class BestWeights {
     each_weight(model, optimizer, [&](const std::string& name, const Tensor& live) {
       const std::size_t at = pairs.size();
       if (at >= kept_.size() || kept_[at].first != name || kept_[at].second.sizes() != live.sizes())
-        throw std::runtime_error("Trainer: the best weights do not fit the model, '" + name +
+        throw std::runtime_error("Trainer: the weights that were kept do not fit the model, '" + name +
                                  "' differs. Register modules and parameters before fit().");
       pairs.emplace_back(live, &kept_[at].second);
     });
     for (auto& [live, kept] : pairs) live.detach().copy_(*kept);
   }
 
-  void save(auto& out) const {
-    out.write("best.count", static_cast<std::int64_t>(kept_.size()));
+  void save(auto& out, const std::string& as) const {
+    out.write(as + ".count", static_cast<std::int64_t>(kept_.size()));
     for (std::size_t i = 0; i < kept_.size(); ++i) {
-      out.write("best.name." + std::to_string(i), kept_[i].first);
-      out.write("best.value." + std::to_string(i), kept_[i].second);
+      out.write(as + ".name." + std::to_string(i), kept_[i].first);
+      out.write(as + ".value." + std::to_string(i), kept_[i].second);
     }
   }
-  void load(auto& in) {
+  void load(auto& in, const std::string& as) {
     std::int64_t count = 0;
-    in.read("best.count", count);
+    in.read(as + ".count", count);
     std::vector<std::pair<std::string, Tensor>> kept(static_cast<std::size_t>(count));
     for (std::size_t i = 0; i < kept.size(); ++i) {
-      in.read("best.name." + std::to_string(i), kept[i].first);
-      in.read("best.value." + std::to_string(i), kept[i].second);
+      in.read(as + ".name." + std::to_string(i), kept[i].first);
+      in.read(as + ".value." + std::to_string(i), kept[i].second);
     }
     kept_ = std::move(kept);
   }
@@ -100,13 +100,13 @@ class BestWeights {
 };
 
 // Without a stopping policy, or without tensors, there is nothing to bring back.
-struct NoBestWeights {
+struct NoWeights {
   static constexpr bool kept() { return false; }
   static void forget() {}
   static void keep(auto&, auto&) {}
   static void restore(auto&, auto&) {}
-  static void save(auto&) {}
-  static void load(auto&) {}
+  static void save(auto&, const char*) {}
+  static void load(auto&, const char*) {}
 };
 
 }  // namespace frugal::inline v0::detail

@@ -60,6 +60,7 @@ class Checks : protected Parts<Model, Optimizer, Loss, Policies...> {
             if (averaged) averaging().swap(model_);
             train_mode(model_);
           });
+      this->check_owed_ = !counts;
       return counts;
     }
   }
@@ -120,14 +121,17 @@ class Checks : protected Parts<Model, Optimizer, Loss, Policies...> {
   // A new stage forgets the best check, and with it its weights.
   bool restored_best() {
     if (!keeps_best() || !best_.kept() || best_check() < 0) return false;
+    if (!this->trained_.kept()) this->trained_.keep(model_, optimizer_);
     best_.restore(model_, optimizer_);
+    this->begun_ = false;
     return true;
   }
-  // What a run leaves in the model: the best weights, else the averaged ones, else the last ones.
+  // What a run leaves in the model: the best weights, else the averaged ones, else the last ones. The next step, also that
+  // of a resumed run, continues on the weights that were being trained.
   void leave_best() {
     if (restored_best() || averaging().swapped() || !averaging().averaging()) return;
     averaging().swap(model_);
-    this->begun_ = false;  // a next step continues on the weights that were being trained
+    this->begun_ = false;
   }
 
   // A new epoch, or the rest of one that was interrupted.
@@ -190,6 +194,12 @@ class Checks : protected Parts<Model, Optimizer, Loss, Policies...> {
     if (reason != StopReason::none) return reason;
     if (is_finished(progress_, options)) return StopReason::finished;
     return interrupted() ? StopReason::preempted : StopReason::none;
+  }
+
+  void say_if_over(StopReason reason) const {
+    if (reason == StopReason::none || reason == StopReason::preempted) return;
+    TORCH_WARN("Trainer: this run is over (", to_string(reason), " after ", progress_.epoch, " epochs and ",
+               progress_.step, " steps), fit() does nothing. Raise the limits, or call restart() for a new run.");
   }
 
   template <class Validate>

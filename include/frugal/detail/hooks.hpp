@@ -127,7 +127,9 @@ concept Misspelt =
     requires { &Type::on_train_batch_end; } || requires { &Type::on_skipped; } || requires { &Type::on_epochs; } ||
     requires { &Type::on_epoch_end; } || requires { &Type::on_train_epoch_end; } || requires { &Type::on_train_end; } ||
     requires { &Type::on_fit_end; } || requires { &Type::on_validation; } || requires { &Type::on_validation_end; } ||
-    requires { &Type::on_phases; } || requires { &Type::should_stop; };
+    requires { &Type::on_phases; } || requires { &Type::should_stop; } || requires { &Type::on_epoc; } ||
+    requires { &Type::on_step_begin; } || requires { &Type::on_epoch_begin; } || requires { &Type::on_begin; } ||
+    requires { &Type::on_start; } || requires { &Type::on_validate; };
 
 // Every hook that the class has a member for can be called.
 template <class Type, class Model>

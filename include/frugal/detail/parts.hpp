@@ -74,6 +74,7 @@ class Parts {
     begun_ = true;
     place_.begin();
     if (averaging().swapped()) averaging().swap(model_);
+    if (trained_.kept()) trained_.restore(model_, optimizer_), trained_.forget();
     if (!accumulation().pending()) optimizer_.zero_grad();
     schedule().apply(optimizer_, progress_.step);
   }
@@ -184,12 +185,18 @@ class Parts {
     Parts& parts;
     void save(auto& out) const {
       parts.loss_log_.save(out);
-      parts.best_.save(out);
+      parts.best_.save(out, "best");
+      parts.trained_.save(out, "trained");
+      out.write("check_owed", std::int64_t{parts.check_owed_});
       parts.place_.save(out, parts.accumulation().pending());
     }
     void load(auto& in) {
       parts.loss_log_.load(in);
-      parts.best_.load(in);
+      parts.best_.load(in, "best");
+      parts.trained_.load(in, "trained");
+      std::int64_t owed = 0;
+      in.read("check_owed", owed);
+      parts.check_owed_ = owed != 0;
       parts.place_.load(in);
     }
   };
@@ -220,8 +227,12 @@ class Parts {
   mutable Progress progress_;
   mutable LossLog loss_log_;
   bool begun_ = false;
-  bool moved_ = false;  // since the last save
-  [[no_unique_address]] std::conditional_t<keeps_weights, BestWeights<Kept>, NoBestWeights> best_;
+  bool moved_ = false;       // since the last save
+  bool check_owed_ = false;  // an interruption cut a check short that nothing else repeats
+  [[no_unique_address]] std::conditional_t<keeps_weights, KeptWeights<Kept>, NoWeights> best_;
+  // What was being trained, while the model holds the best weights. Another type: two empty members of one type have a size.
+  struct NoneTrained : NoWeights {};
+  [[no_unique_address]] std::conditional_t<keeps_weights, KeptWeights<Kept>, NoneTrained> trained_;
   [[no_unique_address]] std::conditional_t<absent<Role::checkpointing>, NoPlace, Place<Random>> place_;
   [[no_unique_address]] std::conditional_t<keeps_metrics, std::optional<Metrics>, Nothing> metrics_;
 };
