@@ -225,6 +225,37 @@ TEST_CASE("a position in other data, or in a window that cannot go on, is an err
   CHECK_THROWS_WITH(continued(Cut{4, "other batches"}, 4), ContainsSubstring("other batches"));
 }
 
+TEST_CASE("another cut of the last batch alone is another cut") {
+  struct Short {  // 16 samples in batches of 10: the last one has 6
+    std::int64_t micro_batch;
+    std::vector<Batch> epoch(std::int64_t, std::int64_t consumed) const {
+      std::vector<Batch> all{{1, 5}, {1, 5}};
+      if (micro_batch == 5) all.insert(all.end(), {{2, 3}, {2, 3}});
+      else all.push_back({2, 6});
+      return {all.begin() + consumed, all.end()};
+    }
+    std::int64_t size() const { return micro_batch == 5 ? 4 : 3; }
+    std::int64_t steps() const { return 2; }
+    std::string fingerprint() const { return "sixteen"; }
+  };
+  const auto disk = std::make_shared<std::optional<Disk>>();
+  RunReport report;
+  for (const std::int64_t micro_batch : {5, 6}) {
+    fakes::Model model;
+    fakes::Optimizer optimizer{model};
+    int left = 3;
+    bool asked = false;
+    auto loss = [&](fakes::Model& net, const Batch& batch) {
+      return asked = --left == 0, fakes::mean_loss(net, batch);
+    };
+    Trainer trainer{model, optimizer, loss, GradAccumulator(2), Checkpoints{disk}, Interruption{&asked}};
+    trainer.resume();
+    report = trainer.fit(Short{micro_batch});
+  }
+  CHECK(report.progress.samples == 16);
+  CHECK(report.progress.step == 2);
+}
+
 TEST_CASE("a validation that was cut short is repeated with the same random numbers") {
   const auto run = [](bool interrupt, FitOptions options) {
     generator.seed(3);

@@ -246,6 +246,20 @@ TEST_CASE("an overflow advances nothing but the count of skips") {
   CHECK(trainer.template get<Averager>().average == 999);
 }
 
+TEST_CASE("what throws in an update drops the window: the next one starts afresh") {
+  for (const std::int64_t window : {1, 2}) {
+    Run run;
+    bool throws = true;
+    auto trainer = run.trainer(GradAccumulator(window), OnGradients{[&](fakes::Model&) {
+                                 if (std::exchange(throws, false)) throw std::runtime_error("observer");
+                               }});
+    for (std::int64_t i = 1; i < window; ++i) trainer.step(Batch{7, 4});
+    CHECK_THROWS_WITH(trainer.step(Batch{7, 4}), "observer");
+    for (std::int64_t i = 0; i < window; ++i) trainer.step(Batch{3, 4});
+    CHECK(run.optimizer.seen == std::vector<double>{3});
+  }
+}
+
 TEST_CASE("max_steps counts from the start of the run and ends it finished and validated") {
   Run run;
   int validations = 0;

@@ -169,6 +169,11 @@ class AmpPolicy {
     return true;
   }
 
+  /// Forgets a window that was unscaled and will not be stepped; update() calls it when something throws in between.
+  void abandon(auto& optimizer) {
+    if constexpr (can_skip) scaling_.abandon(optimizer);
+  }
+
   /// What was chosen.
   Precision precision() const { return choice_.precision; }
   /// What was chosen and why, in one sentence.

@@ -89,7 +89,7 @@ class GradAccumulator {
 
  private:
   bool add(auto& loss, double weight) {
-    if (!(weight >= 0) || !std::isfinite(weight))
+    if (!(weight >= 0) || !std::isfinite(weight_ + weight))
       throw std::invalid_argument("GradAccumulator: the weight is " + std::to_string(weight) +
                                   ". Pass the number of samples or tokens behind the loss.");
     if (foreign_ != 0)

@@ -196,7 +196,7 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
     if (reason == StopReason::finished && progress_.metric_step != progress_.step && !validated(validate))
       reason = StopReason::preempted;
     if (moved_) this->save_now();
-    checkpointing().wait();
+    this->wait_for_save();
     return reason;
   }
 

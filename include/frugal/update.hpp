@@ -33,12 +33,22 @@ template <class Optimizer>
 StepResult update_window(Optimizer& optimizer, auto& precision, auto& accumulation, auto& clipping, auto& update,
                          auto&& watch) {
   SteppedBy<Optimizer, std::remove_reference_t<decltype(update)>> stepped{optimizer, update};
-  precision.unscale(stepped, accumulation.factor());
-  watch();
-  clipping.clip(optimizer);
-  const bool applied = precision.step(stepped);
-  optimizer.zero_grad();  // at once: the memory is free before the next forward
-  accumulation.finish();
+  bool applied = false;
+  const auto finish = [&] {
+    optimizer.zero_grad();  // at once: the memory is free before the next forward
+    accumulation.finish();
+  };
+  try {
+    precision.unscale(stepped, accumulation.factor());
+    watch();
+    clipping.clip(optimizer);
+    applied = precision.step(stepped);
+  } catch (...) {  // the window is lost, not half done: the next one starts without gradients
+    if constexpr (requires { precision.abandon(stepped); }) precision.abandon(stepped);
+    finish();
+    throw;
+  }
+  finish();
   return applied ? StepResult::applied : StepResult::skipped;
 }
 
@@ -66,7 +76,8 @@ template <class Loss, class Weight, class... Policies>
 }
 
 /// Makes the window's gradients the true ones (unscaled, the mean over the window), clips them, steps or skips on
-/// overflow, zeroes the gradients and closes the window. Never called twice for one window.
+/// overflow, zeroes the gradients and closes the window. Never called twice for one window. When something throws on the way,
+/// the window is dropped: gradients are zeroed and the next window starts afresh.
 template <class Optimizer, class... Policies>
 StepResult update(Optimizer& optimizer, Policies&... policies) {
   constexpr bool fit = detail::act_in_update<Policies...>;

@@ -2,6 +2,7 @@
 #include "support/catch.hpp"
 #include "training/network.hpp"
 
+#include <frugal/amp_policy.hpp>
 #include <frugal/grad_accumulator.hpp>
 #include <frugal/trainer.hpp>
 #include <frugal/update.hpp>
@@ -208,4 +209,16 @@ TEST_CASE("a window starts without gradients from outside of it") {
   Trainer trainer{trained.model, trained.optimizer, MeanLoss{}, GradAccumulator(2)};
   trainer.fit(micro_batches(windows));
   CHECK(distance(trained.state(), expected) < exact);
+}
+
+TEST_CASE("a tied parameter that is listed twice has one gradient") {
+  torch::nn::Linear model(2, 1);
+  model->register_parameter("tied", model->weight);
+  torch::optim::SGD optimizer(model->parameters(), 1.0);
+  GradAccumulator accumulator(4);
+  const auto before = model->weight.detach().clone();
+  (void)accumulator.backward(model(torch::ones({3, 2})).mean(), 3);
+  AmpPolicy<Fp32> amp(torch::kCPU);
+  update(optimizer, accumulator, amp);  // a window of 1 of 4: all of them multiplied by 4, once
+  CHECK(model->weight.detach().sub(before).abs().max().item<double>() == Approx(2.0));  // SGD steps it twice, as listed
 }

@@ -27,6 +27,7 @@ inline void save_optimizer(State& state, const std::string& section, const torch
   StateOut out(state, section);
   with_class_of(optimizer, [&](auto kind) {
     const auto& groups = optimizer.param_groups();
+    std::set<const void*> seen;  // a tied parameter may be listed twice
     out.write("class", kind.name);
     out.write("groups", static_cast<std::int64_t>(groups.size()));
     for (std::size_t g = 0; g < groups.size(); ++g) {
@@ -37,6 +38,7 @@ inline void save_optimizer(State& state, const std::string& section, const torch
         else out.write(group + name, value);
       });
       for (const at::Tensor& parameter : groups[g].params()) {
+        if (!seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
         const std::string prefix = names.of(parameter) + "/";
         out.write(prefix + "group", static_cast<std::int64_t>(g));
         const auto* values = kind.state(optimizer, parameter);
@@ -99,7 +101,8 @@ class OptimizerRestoration {
       else value = take<double>(prefix + name);
     });
     options_.push_back(options);
-    for (const at::Tensor& parameter : group.params()) read_parameter(g, names.of(parameter), parameter);
+    for (const at::Tensor& parameter : group.params())
+      if (seen_.insert(parameter.unsafeGetTensorImpl()).second) read_parameter(g, names.of(parameter), parameter);
   }
 
   void read_parameter(std::size_t g, const std::string& name, const at::Tensor& parameter) {
@@ -154,6 +157,7 @@ class OptimizerRestoration {
   StateIn in_;
   Class kind_;
   std::set<std::string> taken_;
+  std::set<const void*> seen_;  // a tied parameter may be listed twice
   std::vector<Options> options_;
   std::vector<std::pair<void*, std::unique_ptr<Values>>> values_;
 };

@@ -136,7 +136,7 @@ class Checks : protected Parts<Model, Optimizer, Loss, Policies...> {
 
   // A new epoch, or the rest of one that was interrupted.
   void enter_epoch(const auto& batches) {
-    if (progress_.micro_batch == 0) return this->place_.enter(batches);
+    if (progress_.micro_batch == 0) return this->place_.enter(batches, this->accumulation().pending());
     if (!this->place_.reenter(batches, progress_, this->accumulation().pending())) return;
     this->accumulation().finish();  // the window starts again
     optimizer_.zero_grad();
@@ -168,12 +168,22 @@ class Checks : protected Parts<Model, Optimizer, Loss, Policies...> {
     if (checkpointing().due(std::as_const(progress_))) save_now();
   }
   void save_now() {
-    moved_ = false;
     if constexpr (!absent<Role::checkpointing> && Composed::template fits<Role::checkpointing>) {
       phase(Phase::save);
       this->read_loss();
       this->with_state(
           [&](auto&... state) { checkpointing().save(std::as_const(progress_), model_, optimizer_, state...); });
+    }
+    moved_ = false;
+  }
+
+  // Nothing is in flight. What could not be written is still to be saved.
+  void wait_for_save() {
+    try {
+      checkpointing().wait();
+    } catch (...) {
+      this->moved();
+      throw;
     }
   }
 

@@ -37,6 +37,7 @@ class Gradients {
   void each_kind(auto& optimizer, auto&& use) {
     const c10::NoGradGuard off;
     const Emptied emptied{kinds_};
+    seen_.clear();
     for (auto&& group : groups_of(optimizer))
       for (const at::Tensor& parameter : group.params()) add(parameter);
     for (auto& kind : kinds_)
@@ -53,7 +54,7 @@ class Gradients {
 
   void add(const at::Tensor& parameter) {
     at::Tensor gradient = parameter.grad();
-    if (!gradient.defined()) return;
+    if (!gradient.defined() || !first_time(parameter)) return;
     if (gradient.layout() == at::kSparse) {
       if (!gradient.is_coalesced()) parameter.mutable_grad() = gradient = gradient.coalesce();
       gradient = gradient._values();
@@ -63,6 +64,15 @@ class Gradients {
     if (gradient.numel() == 0) return;
     if (gradient.is_complex()) gradient = at::view_as_real(gradient);
     list_for(gradient).push_back(std::move(gradient));
+  }
+
+  // A tied parameter that is listed twice has one gradient.
+  bool first_time(const at::Tensor& parameter) {
+    const void* const id = parameter.unsafeGetTensorImpl();
+    const auto at = std::ranges::lower_bound(seen_, id);
+    if (at != seen_.end() && *at == id) return false;
+    seen_.insert(at, id);
+    return true;
   }
 
   // Gradients of one kind come in runs, so the last list is nearly always the right one.
@@ -79,6 +89,7 @@ class Gradients {
   }
 
   std::vector<std::vector<at::Tensor>> kinds_;
+  std::vector<const void*> seen_;  // in order of address
   std::size_t last_ = 0;
 };
 

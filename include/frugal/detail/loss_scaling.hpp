@@ -31,6 +31,7 @@ class UnscaledWindow {
 
   bool belongs_to(const void* optimizer) const { return optimizer_ == optimizer; }
   bool open() const { return open_; }
+  void abandon() { open_ = false; }
 
   // Multiplies the gradients by `factor` and notes what is not finite: one kernel per (device, dtype), nothing read
   // back.
@@ -99,6 +100,8 @@ class LossScaling {
                 "twice. Call it once per optimizer, after the last backward() and before step().");
     window.unscale(optimizer, gradients, factor / scaler_.scale());
   }
+
+  void abandon(auto& optimizer) { window_of(optimizer).abandon(); }
 
   // One device read. Throws here, where the step is known, after too many skips in a row.
   bool overflowed(auto& optimizer, Gradients& gradients) {

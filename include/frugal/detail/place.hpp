@@ -41,13 +41,16 @@ template <class Random>
 class Place {
  public:
   // A new epoch of these batches begins.
-  void enter(const auto& batches) {
+  void enter(const auto& batches, bool pending) {
     note(batches);
-    window_begin_ = 0;
+    window_begin_ = pending ? before_the_epoch : 0;
     at_epoch_start_ = Random::now();
   }
   // A window ended here.
-  void close(const Progress& at) { window_begin_ = at.micro_batch, window_samples_ = at.samples; }
+  void close(const Progress& at) {
+    window_begin_ = at.micro_batch, window_samples_ = at.samples;
+    open_ = false;
+  }
 
   // The epoch goes on with these batches. With other micro-batches the gradients of an unfinished window are of no use:
   // moves back to its first sample and says so by true.
@@ -58,7 +61,8 @@ class Place {
       if (const std::string order = batches.fingerprint(); !order_.empty() && order != order_)
         throw std::invalid_argument("Trainer: the run stands inside an epoch of other batches (" + order_ + "; now " +
                                     order + "). Use the same data, seed and batch_size until the epoch ends.");
-      if (steps_ > 0 && batches.steps() != steps_) moved_back = cut_anew(batches, at);
+      const bool other_cut = batches.steps() != steps_ || batches.size() != size_;
+      if (steps_ > 0 && other_cut) moved_back = cut_anew(batches, at);
     }
     if (open_ && !pending && !moved_back)
       throw std::invalid_argument(
@@ -105,7 +109,7 @@ class Place {
   }
   template <class Source>
   bool cut_anew(const Source& batches, Progress& at) {
-    if (window_begin_ % steps_ != 0 && window_begin_ != size_)
+    if (window_begin_ == before_the_epoch || (window_begin_ % steps_ != 0 && window_begin_ != size_))
       throw std::invalid_argument(
           "Trainer: the window of the checkpoint does not begin with an effective batch, so it "
           "cannot be cut anew. Use the same micro_batch until the epoch ends.");
@@ -117,16 +121,17 @@ class Place {
   }
 
   std::string order_;
-  std::int64_t steps_ = 0, size_ = 0;  // of the batches; 0: they do not say
-  std::int64_t window_begin_ = 0;      // of the running window, in this epoch
-  std::int64_t window_samples_ = 0;    // Progress::samples there
-  bool open_ = false;                  // loaded with gradients of an unfinished window
+  std::int64_t steps_ = 0, size_ = 0;                   // of the batches; 0: they do not say
+  static constexpr std::int64_t before_the_epoch = -1;  // carried over from the epoch before
+  std::int64_t window_begin_ = 0;                       // of the running window, in this epoch
+  std::int64_t window_samples_ = 0;                     // Progress::samples there
+  bool open_ = false;                                   // loaded with gradients of an unfinished window
   Random at_epoch_start_{}, at_resume_{};
 };
 
 // Without checkpoints there is nowhere to get back to.
 struct NoPlace {
-  static void enter(const auto&) {}
+  static void enter(const auto&, bool) {}
   static bool reenter(const auto&, Progress&, bool) { return false; }
   static void close(const Progress&) {}
   static void begin() {}

@@ -81,7 +81,7 @@ class OwnedSignals {
       }
       signals_.push_back(signal);
     }
-    forget();
+    seen_ = SignalFlags::arrived.load();
   }
   OwnedSignals(OwnedSignals&& other) noexcept : signals_(std::exchange(other.signals_, {})), seen_(other.seen_) {}
   OwnedSignals& operator=(OwnedSignals&& other) noexcept {

@@ -2,10 +2,13 @@
 
 #include <frugal/policy.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <stdexcept>
 #include <tuple>
 #include <type_traits>
+#include <utility>
+#include <vector>
 
 // Policies come in any order and are found by role. An empty slot is played by a stateless stand-in whose calls fold
 // away, so that the loop reads the same with and without a policy.
@@ -34,9 +37,17 @@ struct Nothing {};
 // Multiplies every gradient. Only an uneven window without a precision policy comes here.
 void multiply_gradients(auto& optimizer, double factor) {
   if constexpr (requires { optimizer.param_groups(); }) {
+    const auto identity = [](const auto& parameter) -> const void* {
+      if constexpr (requires { parameter.unsafeGetTensorImpl(); }) return parameter.unsafeGetTensorImpl();
+      else return &parameter;
+    };
+    std::vector<const void*> seen;  // a tied parameter that is listed twice has one gradient
     for (auto& group : optimizer.param_groups())
       for (auto& parameter : group.params())
-        if (parameter.grad().defined()) parameter.mutable_grad().mul_(factor);
+        if (parameter.grad().defined() && std::ranges::find(seen, identity(parameter)) == seen.end()) {
+          seen.push_back(identity(parameter));
+          parameter.mutable_grad().mul_(factor);
+        }
   } else if constexpr (requires { optimizer.multiply_gradients(factor); }) {
     optimizer.multiply_gradients(factor);
   } else {
