@@ -68,7 +68,7 @@ static_assert(stands_in<Role::precision> && stands_in<Role::accumulation> && sta
 static_assert(stands_in<Role::update> && stands_in<Role::schedule> && stands_in<Role::averaging>);
 static_assert(stands_in<Role::stopping> && stands_in<Role::checkpointing> && stands_in<Role::interruption>);
 static_assert(std::is_empty_v<detail::FullPrecision::Guard>);
-static_assert(std::is_empty_v<detail::NoBestWeights> && std::is_empty_v<detail::Nothing>);
+static_assert(std::is_empty_v<detail::NoWeights> && std::is_empty_v<detail::Nothing>);
 // Their answers are known when the loop is compiled, so that whatever hangs on them folds away.
 static_assert(detail::EveryBatch::factor() == 1.0 && !detail::EveryBatch::pending());
 static_assert(!detail::NoAverage::averaging() && detail::NeverStop::reason() == StopReason::none);
