@@ -89,7 +89,19 @@ class GradAccumulator {
 
  private:
   bool add(auto& loss, double weight) {
-    if (!(weight >= 0) || !std::isfinite(weight_ + weight))
+    const bool weighs = weight >= 0 && std::isfinite(weight_ + weight);
+    if (!weighs || foreign_ != 0 || seen_ == options_.steps) refuse(weight, weighs);
+    if (weight > 0) accumulate(loss, weight);  // a mean over nothing is NaN: it never reaches the gradients
+    else even_ = false;
+    if (++seen_ < options_.steps) return false;
+    if (weight_ > 0) return true;
+    finish();
+    return false;
+  }
+
+  // Apart, so that the usual path stays small enough to be inlined.
+  [[noreturn]] void refuse(double weight, bool weighs) const {
+    if (!weighs)
       throw std::invalid_argument("GradAccumulator: the weight is " + std::to_string(weight) +
                                   ". Pass the number of samples or tokens behind the loss.");
     if (foreign_ != 0)
@@ -97,16 +109,10 @@ class GradAccumulator {
           "GradAccumulator: the state lies inside a window of " + std::to_string(foreign_) +
           " micro-batches, this one has " + std::to_string(options_.steps) +
           ". Use the same steps, or zero the gradients, call finish() and start the window again.");
-    if (seen_ == options_.steps)
-      throw std::invalid_argument(
-          "GradAccumulator: the window is full and nobody consumed it. Call update(), or step "
-          "and then finish(), whenever backward() returns true.");
-    if (weight > 0) accumulate(loss, weight);  // a mean over nothing is NaN: it never reaches the gradients
-    else even_ = false;
-    if (++seen_ < options_.steps) return false;
-    if (weight_ > 0) return true;
-    finish();
-    return false;
+    throw std::invalid_argument(
+        "GradAccumulator: the window is full and nobody consumed it. Call update(), or step and then finish(), "
+        "whenever "
+        "backward() returns true.");
   }
 
   // Every loss is weighed against the first one of its window, as if the window were full and even; factor() corrects

@@ -34,10 +34,18 @@ struct NetImpl : torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
+// Whether an attempt before this one came as far as a checkpoint.
+bool has_checkpoint(const std::filesystem::path& directory) {
+  if (!std::filesystem::exists(directory)) return false;
+  for (const auto& file : std::filesystem::directory_iterator(directory))
+    if (file.path().extension() == ".safetensors") return true;
+  return false;
+}
+
 // One attempt: continues what is in the directory, and leaves its weights in `result` when it is through.
 void train(const std::filesystem::path& directory, const std::filesystem::path& result) {
   torch::set_num_threads(1);
-  torch::manual_seed(std::filesystem::exists(directory) ? static_cast<std::uint64_t>(getpid()) : 1);
+  torch::manual_seed(has_checkpoint(directory) ? static_cast<std::uint64_t>(getpid()) : 1);
   const auto inputs = torch::sin(torch::arange(480 * 16).to(torch::kFloat).mul(1.3)).reshape({480, 16});
   const auto targets = inputs.argmax(1).remainder(4);
   const frugal::Batches batches(inputs, targets, {.batch_size = 32, .micro_batch = 16, .seed = 2});
