@@ -40,6 +40,7 @@ if(FRUGAL_CUDA)
   if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
     set(CMAKE_CUDA_ARCHITECTURES 75 80 90)
   endif()
+  set(CMAKE_CUDA_EXTENSIONS ON)   # else CMake adds a -std of its own behind the one below
   enable_language(CUDA)
 
   # A Python environment has the libraries beside LibTorch, and those are what LibTorch loads; a toolkit has its own.
