@@ -26,8 +26,7 @@ constexpr auto improved = Verdict::improved, waiting = Verdict::waiting, stop = 
 
 TEST_CASE("the patience-th failing check in a row stops") {
   EarlyStopper stopper({.patience = 2});
-  CHECK(verdicts(stopper, {3, 2, 2.5, 1, 1, 1.5}) ==
-        std::vector{improved, improved, waiting, improved, waiting, stop});
+  CHECK(verdicts(stopper, {3, 2, 2.5, 1, 1, 1.5}) == std::vector{improved, improved, waiting, improved, waiting, stop});
   CHECK(stopper.reason() == StopReason::plateau);
   CHECK(stopper.best() == 1);
   CHECK(stopper.best_at() == 3);
@@ -78,7 +77,8 @@ TEST_CASE("a non-finite metric never improves and never becomes best") {
   EarlyStopper stopper({.patience = 3});
   CHECK(std::isnan(stopper.best()));
   CHECK(stopper.best_at() == -1);
-  CHECK(verdicts(stopper, {not_a_number, -infinity, 2, not_a_number}) == std::vector{waiting, waiting, improved, waiting});
+  CHECK(verdicts(stopper, {not_a_number, -infinity, 2, not_a_number}) ==
+        std::vector{waiting, waiting, improved, waiting});
   CHECK(stopper.best() == 2);
   CHECK(stopper.best_at() == 2);
   CHECK(stopper.waited() == 1);

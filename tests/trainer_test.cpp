@@ -83,9 +83,7 @@ struct Checkpoints {
   static constexpr Role role = Role::checkpointing;
   Log* log;
   std::int64_t every_steps = 0;
-  bool due(const Progress& at) const {
-    return at.micro_batch == 0 || (every_steps > 0 && at.step % every_steps == 0);
-  }
+  bool due(const Progress& at) const { return at.micro_batch == 0 || (every_steps > 0 && at.step % every_steps == 0); }
   void save(const Progress& at, auto&, auto&, auto&... stateful) {
     log->push_back("save " + std::to_string(at.epoch) + "." + std::to_string(at.micro_batch) + " with " +
                    std::to_string(sizeof...(stateful)));
@@ -176,12 +174,11 @@ TEST_CASE("an epoch happens in the documented order") {
                              Interruption{&requested}, EarlyStopper());
   run.record();
   const auto report = trainer.fit(run.batches, [&] { return run.log.push_back("validate"), 1.0; });
-  CHECK(run.log == Log{"zero_grad", "rate 0", "train",
-                       "forward", "backward", "forward", "backward", "on_gradients", "step", "zero_grad", "rate 1",
-                       "on_step 1",
-                       "forward", "backward", "forward", "backward", "on_gradients", "step", "zero_grad", "rate 2",
-                       "on_step 2",
-                       "eval", "validate", "train", "on_epoch 1", "save 1.0 with 3", "wait"});
+  CHECK(run.log == Log{"zero_grad",  "rate 0",          "train",     "forward",   "backward",     "forward",
+                       "backward",   "on_gradients",    "step",      "zero_grad", "rate 1",       "on_step 1",
+                       "forward",    "backward",        "forward",   "backward",  "on_gradients", "step",
+                       "zero_grad",  "rate 2",          "on_step 2", "eval",      "validate",     "train",
+                       "on_epoch 1", "save 1.0 with 3", "wait"});
   CHECK(report.reason == StopReason::finished);
   CHECK(report.progress.epoch == 1);
   CHECK(report.progress.micro_batch == 0);
@@ -204,8 +201,8 @@ TEST_CASE("the last window of an epoch is flushed, or carried into the next") {
     CHECK(run.optimizer.seen == std::vector<double>{1.5, 2, 2.5, 1.5, 3});
   }
   SECTION("carry: a stop in between flushes too") {
-    auto trainer = run.trainer(GradAccumulator({.steps = 2, .at_epoch_end = AtEpochEnd::carry}),
-                               EarlyStopper({.target = 0.0}));
+    auto trainer =
+        run.trainer(GradAccumulator({.steps = 2, .at_epoch_end = AtEpochEnd::carry}), EarlyStopper({.target = 0.0}));
     CHECK(trainer.fit(run.batches, [] { return 0; }, {.epochs = 3}).reason == StopReason::target_reached);
     CHECK(run.optimizer.seen == std::vector<double>{1.5, 3});
   }
@@ -351,7 +348,9 @@ TEST_CASE("the average is validated, the training weights come back, and the ave
     CHECK(run.model.weight == 970);
   }
   SECTION("an exception leaves no average behind that a next step would train") {
-    auto fails = [](fakes::Model& model, const Batch&) -> fakes::Loss { throw std::runtime_error(std::to_string(model.weight)); };
+    auto fails = [](fakes::Model& model, const Batch&) -> fakes::Loss {
+      throw std::runtime_error(std::to_string(model.weight));
+    };
     Trainer failing{run.model, run.optimizer, fails, Averager{}};
     CHECK_THROWS_WITH(failing.fit(run.batches), ContainsSubstring("980"));
     trainer.step(Batch{1, 1});
@@ -440,9 +439,7 @@ TEST_CASE("the weight of a batch is found in its type") {
     std::int64_t size(std::int64_t) const { return rows; }
     std::int64_t dim() const { return 2; }
   };
-  struct Example {
-    Tensor data, target;
-  };
+  struct Example { Tensor data, target; };
   using detail::samples_in, detail::can_count;
   CHECK(samples_in(Batch{1, 7}) == 7);
   CHECK(samples_in(Tensor{5}) == 5);

@@ -11,7 +11,7 @@
 namespace frugal::inline v0 {
 
 struct GradAccumulatorOptions {
-  std::int64_t steps = 1;                        ///< micro-batches in a full window; 1 switches accumulation off
+  std::int64_t steps = 1;                       ///< micro-batches in a full window; 1 switches accumulation off
   AtEpochEnd at_epoch_end = AtEpochEnd::flush;  ///< see AtEpochEnd
 };
 
@@ -96,8 +96,9 @@ class GradAccumulator {
       throw std::invalid_argument("GradAccumulator: the weight is " + std::to_string(weight) +
                                   ". Pass the number of samples or tokens behind the loss.");
     if (seen_ == options_.steps)
-      throw std::invalid_argument("GradAccumulator: the window is full and nobody consumed it. Call update(), or step "
-                                  "and then finish(), whenever backward() returns true.");
+      throw std::invalid_argument(
+          "GradAccumulator: the window is full and nobody consumed it. Call update(), or step "
+          "and then finish(), whenever backward() returns true.");
     if (weight > 0) accumulate(loss, weight);  // a mean over nothing is NaN: it never reaches the gradients
     else even_ = false;
     if (++seen_ < options_.steps) return false;

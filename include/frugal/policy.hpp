@@ -55,11 +55,11 @@ enum class Phase { data, forward, backward, update, validation, save };
 
 /// Where a run stands. Everything counts from the start of the run, across interruptions.
 struct Progress {
-  std::int64_t epoch = 0;        ///< completed epochs
-  std::int64_t micro_batch = 0;  ///< micro-batches consumed in the running epoch
-  std::int64_t step = 0;         ///< optimizer steps applied
-  std::int64_t skipped = 0;      ///< optimizer steps skipped for overflow
-  std::int64_t samples = 0;      ///< samples consumed
+  std::int64_t epoch = 0;                                    ///< completed epochs
+  std::int64_t micro_batch = 0;                              ///< micro-batches consumed in the running epoch
+  std::int64_t step = 0;                                     ///< optimizer steps applied
+  std::int64_t skipped = 0;                                  ///< optimizer steps skipped for overflow
+  std::int64_t samples = 0;                                  ///< samples consumed
   double loss = std::numeric_limits<double>::quiet_NaN();    ///< mean training loss of the last window that was read
   double metric = std::numeric_limits<double>::quiet_NaN();  ///< the last validation's watched metric
   std::int64_t metric_step = -1;  ///< the step whose weights `metric` belongs to; -1: never validated
@@ -208,9 +208,8 @@ template <class Type, class Optimizer>
 concept UpdatePolicy = Policy<Type> && requires(Type& policy, Optimizer& optimizer) { policy.step(optimizer); };
 
 template <class Type, class Optimizer>
-concept SchedulePolicy = Policy<Type> && requires(Type& policy, Optimizer& optimizer, std::int64_t step) {
-  policy.apply(optimizer, step);
-};
+concept SchedulePolicy =
+    Policy<Type> && requires(Type& policy, Optimizer& optimizer, std::int64_t step) { policy.apply(optimizer, step); };
 
 template <class Type, class Model>
 concept AveragingPolicy = Policy<Type> && requires(Type& policy, const Type& fixed, Model& model) {
@@ -227,8 +226,8 @@ concept StoppingPolicy = Policy<Type> && requires(Type& policy, const Type& fixe
 };
 
 template <class Type, class Model, class Optimizer>
-concept CheckpointingPolicy = Policy<Type> && requires(Type& policy, const Type& fixed, const Progress& at, Model& model,
-                                                       Optimizer& optimizer, detail::AnyState& stateful) {
+concept CheckpointingPolicy = Policy<Type> && requires(Type& policy, const Type& fixed, const Progress& at,
+                                                       Model& model, Optimizer& optimizer, detail::AnyState& stateful) {
   { fixed.due(at) } -> std::same_as<bool>;
   policy.save(at, model, optimizer, stateful);
   { policy.restore(model, optimizer, stateful) } -> std::same_as<std::optional<Progress>>;

@@ -10,9 +10,10 @@ namespace frugal::inline v0 {
 /// How long fit() trains. Both limits are totals of the run, not of one call: after a resume, or a second fit(), the epochs
 /// and steps that are done already count.
 struct FitOptions {
-  std::int64_t epochs = 1;                ///< 0: no limit
-  std::int64_t max_steps = 0;             ///< optimizer steps; 0: no limit
-  std::int64_t validate_every_steps = 0;  ///< validate after every so many steps instead of after every epoch; 0: epochs
+  std::int64_t epochs = 1;     ///< 0: no limit
+  std::int64_t max_steps = 0;  ///< optimizer steps; 0: no limit
+  std::int64_t validate_every_steps =
+      0;  ///< validate after every so many steps instead of after every epoch; 0: epochs
 };
 
 /// What became of a run.
@@ -34,14 +35,22 @@ struct RunReport {
 /// The word for it: "finished", "plateau", "target reached" ...
 constexpr const char* to_string(StopReason reason) {
   switch (reason) {
-    case StopReason::none: return "none";
-    case StopReason::finished: return "finished";
-    case StopReason::plateau: return "plateau";
-    case StopReason::target_reached: return "target reached";
-    case StopReason::diverged: return "diverged";
-    case StopReason::non_finite: return "non-finite metric";
-    case StopReason::preempted: return "preempted";
-    case StopReason::budget: return "budget";
+    case StopReason::none:
+      return "none";
+    case StopReason::finished:
+      return "finished";
+    case StopReason::plateau:
+      return "plateau";
+    case StopReason::target_reached:
+      return "target reached";
+    case StopReason::diverged:
+      return "diverged";
+    case StopReason::non_finite:
+      return "non-finite metric";
+    case StopReason::preempted:
+      return "preempted";
+    case StopReason::budget:
+      return "budget";
   }
   return "unknown";
 }

@@ -40,10 +40,10 @@ namespace frugal::inline v0 {
 template <class Model, class Optimizer, class Loss, class... Policies>
 class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
   using Base = detail::Checks<Model, Optimizer, Loss, Policies...>;
-  using typename Base::Composed;
   using Base::accumulation, Base::begun_, Base::best_, Base::clipping, Base::checkpointing, Base::each_policy,
       Base::loss_log_, Base::model_, Base::moved_, Base::optimizer_, Base::phase, Base::precision, Base::progress_,
       Base::read_loss, Base::readings, Base::save_if_due, Base::stop_reason, Base::updating, Base::validated;
+  using typename Base::Composed;
 
  public:
   Trainer(Model& model, Optimizer& optimizer, Loss loss, Policies... policies)
@@ -53,8 +53,9 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
   template <class Batch>
   StepResult step(const Batch& batch) {
     constexpr bool callable = std::invocable<Loss&, Model&, const Batch&>;
-    static_assert(callable, "Trainer: the loss function does not fit. Write `loss(Model&, const Batch&)` that returns a "
-                            "mean loss or Weighted{mean loss, samples or tokens}.");
+    static_assert(callable,
+                  "Trainer: the loss function does not fit. Write `loss(Model&, const Batch&)` that returns a "
+                  "mean loss or Weighted{mean loss, samples or tokens}.");
     if (!begun_) this->begin();
     if constexpr (!callable) return StepResult::accumulated;
     else if constexpr (Composed::needs_closure) return this->step_with_closure(batch);
@@ -112,8 +113,9 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
   void restart() {
     each_policy([](auto& policy) {
       using Type = std::remove_cvref_t<decltype(policy)>;
-      static_assert(!Stateful<Type> || requires { policy.reset(); },
-                    "Trainer: restart() cannot renew a policy that has state. Give it `void reset()`.");
+      static_assert(
+          !Stateful<Type> || requires { policy.reset(); },
+          "Trainer: restart() cannot renew a policy that has state. Give it `void reset()`.");
       if constexpr (requires { policy.reset(); }) policy.reset();
     });
     progress_ = {};
@@ -147,8 +149,9 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
   template <class Batches, class Validate>
   RunReport run(Batches& batches, Validate& validate, const FitOptions& options) {
     constexpr bool iterable = detail::Positioned<Batches> || detail::PlainRange<Batches>;
-    static_assert(iterable, "Trainer: fit() cannot iterate over the batches. Pass a range (a container, `*data_loader`) or "
-                            "Batches.");
+    static_assert(iterable,
+                  "Trainer: fit() cannot iterate over the batches. Pass a range (a container, `*data_loader`) or "
+                  "Batches.");
     const auto started = std::chrono::steady_clock::now();
     Base::template expect<Validate>(options);
     StopReason reason = stop_reason(options);
@@ -204,7 +207,8 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
       if (const StopReason reason = stop_reason(options); reason != StopReason::none) return reason;
     }
     if (progress_.micro_batch == 0)
-      throw std::invalid_argument("Trainer: epoch " + std::to_string(progress_.epoch) + " has no batches. Pass a range "
+      throw std::invalid_argument("Trainer: epoch " + std::to_string(progress_.epoch) +
+                                  " has no batches. Pass a range "
                                   "that can be iterated once per epoch.");
     return StopReason::none;
   }
@@ -220,7 +224,8 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
   }
 
   bool carries() {
-    if constexpr (requires { accumulation().at_epoch_end(); }) return accumulation().at_epoch_end() == AtEpochEnd::carry;
+    if constexpr (requires { accumulation().at_epoch_end(); })
+      return accumulation().at_epoch_end() == AtEpochEnd::carry;
     else return false;
   }
 };

@@ -20,14 +20,13 @@ namespace frugal::inline v0 {
 namespace detail {
 
 template <class... Policies>
-constexpr bool act_in_update =
-    ((plays<Role::precision, Policies> || plays<Role::accumulation, Policies> || plays<Role::clipping, Policies> ||
-      plays<Role::update, Policies>)&&...);
+constexpr bool act_in_update = ((plays<Role::precision, Policies> || plays<Role::accumulation, Policies> ||
+                                 plays<Role::clipping, Policies> || plays<Role::update, Policies>) &&
+                                ...);
 
 template <class... Policies>
-constexpr bool one_per_role =
-    count<Role::precision, Policies...> <= 1 && count<Role::accumulation, Policies...> <= 1 &&
-    count<Role::clipping, Policies...> <= 1 && count<Role::update, Policies...> <= 1;
+constexpr bool one_per_role = count<Role::precision, Policies...> <= 1 && count<Role::accumulation, Policies...> <= 1 &&
+                              count<Role::clipping, Policies...> <= 1 && count<Role::update, Policies...> <= 1;
 
 // The order of an update. `watch` sees the unscaled gradients before they are clipped.
 template <class Optimizer>
@@ -53,8 +52,9 @@ template <class Loss, class Weight, class... Policies>
 [[nodiscard]] bool backward(Loss&& loss, Weight weight, Policies&... policies) {
   constexpr bool fit = detail::act_in_update<Policies...>;
   constexpr bool unique = detail::one_per_role<Policies...>;
-  static_assert(fit, "backward: only precision, accumulation, clipping and update policies act here. Call the others "
-                     "yourself, or use Trainer.");
+  static_assert(fit,
+                "backward: only precision, accumulation, clipping and update policies act here. Call the others "
+                "yourself, or use Trainer.");
   static_assert(unique, "backward: two policies of one role. Pass at most one of each.");
   if constexpr (fit && unique) {
     auto pack = std::tie(policies...);
@@ -71,14 +71,14 @@ template <class Optimizer, class... Policies>
 StepResult update(Optimizer& optimizer, Policies&... policies) {
   constexpr bool fit = detail::act_in_update<Policies...>;
   constexpr bool unique = detail::one_per_role<Policies...>;
-  static_assert(fit, "update: only precision, accumulation, clipping and update policies act here. Call the others "
-                     "yourself, or use Trainer.");
+  static_assert(fit,
+                "update: only precision, accumulation, clipping and update policies act here. Call the others "
+                "yourself, or use Trainer.");
   static_assert(unique, "update: two policies of one role. Pass at most one of each.");
   if constexpr (fit && unique) {
     auto pack = std::tie(policies...);
-    return detail::update_window(optimizer, detail::slot<Role::precision>(pack),
-                                 detail::slot<Role::accumulation>(pack), detail::slot<Role::clipping>(pack),
-                                 detail::slot<Role::update>(pack), [] {});
+    return detail::update_window(optimizer, detail::slot<Role::precision>(pack), detail::slot<Role::accumulation>(pack),
+                                 detail::slot<Role::clipping>(pack), detail::slot<Role::update>(pack), [] {});
   } else {
     return StepResult::accumulated;
   }

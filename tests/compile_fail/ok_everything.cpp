@@ -2,9 +2,20 @@
 #include "parts.hpp"
 
 int main() {
-  frugal::Trainer trainer{net, optimizer, loss, Precision{}, frugal::GradAccumulator(2), Clip{}, Fused{}, Rate{}, Average{},
-                          frugal::EarlyStopper(), Checkpoints{}, Interruption{},
-                          frugal::OnGradients{[](Net&) {}}, frugal::OnStep{[](const frugal::Progress&) {}, 10},
+  frugal::Trainer trainer{net,
+                          optimizer,
+                          loss,
+                          Precision{},
+                          frugal::GradAccumulator(2),
+                          Clip{},
+                          Fused{},
+                          Rate{},
+                          Average{},
+                          frugal::EarlyStopper(),
+                          Checkpoints{},
+                          Interruption{},
+                          frugal::OnGradients{[](Net&) {}},
+                          frugal::OnStep{[](const frugal::Progress&) {}, 10},
                           frugal::OnEpoch{[](const frugal::Progress&, const frugal::Readings&) {}}};
   trainer.step(Batch{});
   trainer.flush();

@@ -9,9 +9,7 @@
 #include <vector>
 
 /// What a Trainer needs, in a few lines and without tensors.
-struct Net {
-  double weight = 0;
-};
+struct Net { double weight = 0; };
 struct Loss {
   void backward() const {}
   Loss operator*(double) const { return {}; }

@@ -1,9 +1,7 @@
 // expect: Trainer: BatchSizeProber runs before training. Call plan(), then pass GradAccumulator(plan.steps).
 #include "parts.hpp"
 
-struct Prober {
-  static constexpr frugal::Role role = frugal::Role::before_training;
-};
+struct Prober { static constexpr frugal::Role role = frugal::Role::before_training; };
 
 int main() {
   frugal::Trainer trainer{net, optimizer, loss, Prober{}};

@@ -89,9 +89,10 @@ struct Sample<frugal::ProgressBar> {
   static void use(frugal::ProgressBar&, Loop&) {}
 };
 
-using All = std::tuple<frugal::AmpPolicy<frugal::Auto>, frugal::AmpPolicy<frugal::Fp32>, frugal::AmpPolicy<frugal::Tf32>,
-                       frugal::AmpPolicy<frugal::Bf16>, frugal::AmpPolicy<frugal::Fp16>,
-                       frugal::AmpPolicy<frugal::BitExact>, frugal::GradAccumulator, frugal::GradClip, frugal::Schedule,
-                       frugal::ReduceOnPlateau, frugal::Averager, frugal::EarlyStopper, frugal::ProgressBar>;
+using All =
+    std::tuple<frugal::AmpPolicy<frugal::Auto>, frugal::AmpPolicy<frugal::Fp32>, frugal::AmpPolicy<frugal::Tf32>,
+               frugal::AmpPolicy<frugal::Bf16>, frugal::AmpPolicy<frugal::Fp16>, frugal::AmpPolicy<frugal::BitExact>,
+               frugal::GradAccumulator, frugal::GradClip, frugal::Schedule, frugal::ReduceOnPlateau, frugal::Averager,
+               frugal::EarlyStopper, frugal::ProgressBar>;
 
 }  // namespace registry

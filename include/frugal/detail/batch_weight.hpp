@@ -17,7 +17,8 @@ concept TensorLike = requires(const Type& tensor) {
 
 // LibTorch's Example<> and its like.
 template <class Type>
-concept ExampleLike = requires(const Type& example) { example.data; } && !requires(const Type& range) { range.begin(); };
+concept ExampleLike =
+    requires(const Type& example) { example.data; } && !requires(const Type& range) { range.begin(); };
 
 template <class Type>
 concept TupleLike = requires { std::tuple_size<Type>::value; };

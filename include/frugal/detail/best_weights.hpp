@@ -17,7 +17,10 @@ namespace frugal::inline v0::detail {
 // Calls visit(name, tensor) for every parameter and buffer of the model; of the optimizer's parameters, by position,
 // when the model is no module.
 void each_weight(auto& model, auto& optimizer, auto&& visit) {
-  if constexpr (requires { module_of(model).named_parameters(); module_of(model).named_buffers(); }) {
+  if constexpr (requires {
+                  module_of(model).named_parameters();
+                  module_of(model).named_buffers();
+                }) {
     for (auto& item : module_of(model).named_parameters()) visit(item.key(), item.value());
     for (auto& item : module_of(model).named_buffers()) visit(item.key(), item.value());
   } else if constexpr (requires { optimizer.param_groups(); }) {

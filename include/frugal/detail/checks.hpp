@@ -32,8 +32,8 @@ class Checks : protected Parts<Model, Optimizer, Loss, Policies...> {
     else return std::invocable<Validate&, typename Composed::template In<Role::interruption>&>;
   }();
 
-  using Base::averaging, Base::best_, Base::checkpointing, Base::each_policy, Base::interruption,
-      Base::model_, Base::moved_, Base::optimizer_, Base::phase, Base::progress_, Base::schedule, Base::stopping;
+  using Base::averaging, Base::best_, Base::checkpointing, Base::each_policy, Base::interruption, Base::model_,
+      Base::moved_, Base::optimizer_, Base::phase, Base::progress_, Base::schedule, Base::stopping;
   using Base::Base;
 
   // One validation, in eval mode, without gradients, on the averaged weights if there are any. False: an interruption cut
@@ -65,8 +65,9 @@ class Checks : protected Parts<Model, Optimizer, Loss, Policies...> {
   Metrics measure(Validate& validate) {
     const c10::NoGradGuard no_grad;
     constexpr bool callable = takes_interruption<Validate> || std::invocable<Validate&>;
-    static_assert(callable, "Trainer: validate does not fit. Write `validate()`, or `validate(interruption)` with the "
-                            "type of the interruption policy that was passed.");
+    static_assert(callable,
+                  "Trainer: validate does not fit. Write `validate()`, or `validate(interruption)` with the "
+                  "type of the interruption policy that was passed.");
     if constexpr (callable) {
       const auto call = [&]() -> decltype(auto) {
         if constexpr (takes_interruption<Validate>) return validate(interruption());
@@ -95,7 +96,10 @@ class Checks : protected Parts<Model, Optimizer, Loss, Policies...> {
   }
 
   bool keeps_best() {
-    if constexpr (requires { { stopping().restores_best() } -> std::same_as<bool>; }) return stopping().restores_best();
+    if constexpr (requires {
+                    { stopping().restores_best() } -> std::same_as<bool>;
+                  })
+      return stopping().restores_best();
     else return false;
   }
   std::int64_t best_check() {
@@ -103,7 +107,10 @@ class Checks : protected Parts<Model, Optimizer, Loss, Policies...> {
     else return 0;
   }
   double best_metric() {
-    if constexpr (requires { { stopping().best() } -> std::convertible_to<double>; }) return stopping().best();
+    if constexpr (requires {
+                    { stopping().best() } -> std::convertible_to<double>;
+                  })
+      return stopping().best();
     else return progress_.metric;
   }
 
@@ -128,16 +135,16 @@ class Checks : protected Parts<Model, Optimizer, Loss, Policies...> {
     if constexpr (!absent<Role::checkpointing> && Composed::template fits<Role::checkpointing>) {
       phase(Phase::save);
       this->read_loss();
-      this->with_state([&](auto&... state) {
-        checkpointing().save(std::as_const(progress_), model_, optimizer_, state...);
-      });
+      this->with_state(
+          [&](auto&... state) { checkpointing().save(std::as_const(progress_), model_, optimizer_, state...); });
     }
   }
 
   bool interrupted() { return interruption().requested(); }
 
   static bool is_finished(const Progress& at, const FitOptions& options) {
-    return (options.epochs > 0 && at.epoch >= options.epochs) || (options.max_steps > 0 && at.step >= options.max_steps);
+    return (options.epochs > 0 && at.epoch >= options.epochs) ||
+           (options.max_steps > 0 && at.step >= options.max_steps);
   }
   // Why the run must not go on, asked after every micro-batch, check and epoch; `none`: it goes on.
   StopReason stop_reason(const FitOptions& options) {

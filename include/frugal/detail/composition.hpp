@@ -16,7 +16,9 @@ using In = std::tuple_element_t<find<R, Policies...>, std::tuple<Policies..., No
 template <class Precision>
 constexpr bool can_skip = false;
 template <class Precision>
-  requires requires { requires bool{Precision::can_skip}; }
+  requires requires {
+    requires bool { Precision::can_skip };
+  }
 constexpr bool can_skip<Precision> = true;
 
 // The verbs of an accumulation policy that do not depend on the loss; Trainer::step asks for the other one.
@@ -61,7 +63,8 @@ struct Composition {
                 "constexpr frugal::Role role`, or wrap a callable in OnEpoch{...}.");
 
   static_assert(count<Role::precision> <= 1, "Trainer: two precision policies. Pass at most one AmpPolicy.");
-  static_assert(count<Role::accumulation> <= 1, "Trainer: two accumulation policies. Pass at most one GradAccumulator.");
+  static_assert(count<Role::accumulation> <= 1,
+                "Trainer: two accumulation policies. Pass at most one GradAccumulator.");
   static_assert(count<Role::clipping> <= 1, "Trainer: two clipping policies. Pass at most one GradClip.");
   static_assert(count<Role::update> <= 1, "Trainer: two update policies. Pass at most one FusedStep.");
   static_assert(count<Role::schedule> <= 1,
@@ -74,11 +77,13 @@ struct Composition {
   static_assert(count<Role::before_training> == 0,
                 "Trainer: BatchSizeProber runs before training. Call plan(), then pass GradAccumulator(plan.steps).");
 
-  static_assert(!needs_closure || absent<Role::accumulation>,
-                "Trainer: an optimizer that needs a closure (LBFGS) evaluates the batch itself. Drop GradAccumulator, or "
-                "use AdamW.");
-  static_assert(!needs_closure || absent<Role::update>,
-                "Trainer: an optimizer that needs a closure (LBFGS) has no fused kernel. Drop FusedStep, or use AdamW.");
+  static_assert(
+      !needs_closure || absent<Role::accumulation>,
+      "Trainer: an optimizer that needs a closure (LBFGS) evaluates the batch itself. Drop GradAccumulator, or "
+      "use AdamW.");
+  static_assert(
+      !needs_closure || absent<Role::update>,
+      "Trainer: an optimizer that needs a closure (LBFGS) has no fused kernel. Drop FusedStep, or use AdamW.");
   static_assert(!needs_closure || !can_skip<In<Role::precision>>,
                 "Trainer: an optimizer that needs a closure (LBFGS) cannot skip an overflow. Use AmpPolicy<Bf16> or "
                 "AmpPolicy<Fp32>, or use AdamW.");
@@ -118,7 +123,7 @@ struct Composition {
   static_assert((!Misspelt<Policies> && ...),
                 "Trainer: a hook has a name that nobody calls. The hooks are on_gradients, on_step, on_skip, on_epoch, "
                 "on_phase, stop and due.");
-  static_assert(((!plays<Role::observer, Policies> || watches<Policies, Model> || Misspelt<Policies>)&&...),
+  static_assert(((!plays<Role::observer, Policies> || watches<Policies, Model> || Misspelt<Policies>) && ...),
                 "Trainer: an observer watches nothing. Give it on_gradients, on_step, on_skip, on_epoch, on_phase or "
                 "stop.");
   static_assert((state_fits<Policies> && ...),

@@ -28,8 +28,9 @@ void call_on_epoch(auto& policy, const Progress& at, auto&& now) {
 }
 
 template <class Type, class Model>
-concept WatchesGradients = requires(Type& policy, Model& model) { policy.on_gradients(model); } ||
-                           requires(Type& policy, Model& model, const Readings& now) { policy.on_gradients(model, now); };
+concept WatchesGradients = requires(Type& policy, Model& model) {
+  policy.on_gradients(model);
+} || requires(Type& policy, Model& model, const Readings& now) { policy.on_gradients(model, now); };
 template <class Type>
 concept WatchesSteps = requires(Type& policy, const Progress& at) { policy.on_step(at); } ||
                        requires(Type& policy, const Progress& at, const Readings& now) { policy.on_step(at, now); };
@@ -65,7 +66,9 @@ bool wants(const auto& policy, const Progress& at) {
 template <class Type>
 constexpr bool reads_loss = false;
 template <class Type>
-  requires requires { requires bool{Type::reads_loss}; }
+  requires requires {
+    requires bool { Type::reads_loss };
+  }
 constexpr bool reads_loss<Type> = true;
 
 // Whether a class has a member of that name, of whatever shape: beside another member of the same name in a second base
@@ -109,13 +112,13 @@ concept HasReadings = Inheritable<Type> && !requires { &Beside<Type, ReadingsNam
 
 // Names that other libraries use, or that slip out of the fingers.
 template <class Type>
-concept Misspelt = requires { &Type::on_gradient; } || requires { &Type::on_grads; } || requires { &Type::on_steps; } ||
-                   requires { &Type::on_step_end; } || requires { &Type::on_batch; } ||
-                   requires { &Type::on_batch_end; } || requires { &Type::on_train_batch_end; } ||
-                   requires { &Type::on_skipped; } || requires { &Type::on_epochs; } ||
-                   requires { &Type::on_epoch_end; } || requires { &Type::on_train_epoch_end; } ||
-                   requires { &Type::on_validation; } || requires { &Type::on_validation_end; } ||
-                   requires { &Type::on_phases; } || requires { &Type::should_stop; };
+concept Misspelt =
+    requires { &Type::on_gradient; } || requires { &Type::on_grads; } || requires { &Type::on_steps; } ||
+    requires { &Type::on_step_end; } || requires { &Type::on_batch; } || requires { &Type::on_batch_end; } ||
+    requires { &Type::on_train_batch_end; } || requires { &Type::on_skipped; } || requires { &Type::on_epochs; } ||
+    requires { &Type::on_epoch_end; } || requires { &Type::on_train_epoch_end; } ||
+    requires { &Type::on_validation; } || requires { &Type::on_validation_end; } || requires { &Type::on_phases; } ||
+    requires { &Type::should_stop; };
 
 // Every hook that the class has a member for can be called.
 template <class Type, class Model>
@@ -123,7 +126,7 @@ constexpr bool hooks_fit =
     (!HasOnGradients<Type> || WatchesGradients<Type, Model>) && (!HasOnStep<Type> || WatchesSteps<Type>) &&
     (!HasOnSkip<Type> || WatchesSkips<Type>) && (!HasOnEpoch<Type> || WatchesEpochs<Type>) &&
     (!HasOnPhase<Type> || WatchesPhases<Type>) &&
-    (!plays<Role::observer, Type> || ((!HasStop<Type> || AsksToStop<Type>)&&(!HasDue<Type> || SaysWhenDue<Type>)));
+    (!plays<Role::observer, Type> || ((!HasStop<Type> || AsksToStop<Type>) && (!HasDue<Type> || SaysWhenDue<Type>)));
 
 template <class Type, class Model>
 constexpr bool watches = WatchesGradients<Type, Model> || WatchesSteps<Type> || WatchesSkips<Type> ||
@@ -132,10 +135,10 @@ constexpr bool watches = WatchesGradients<Type, Model> || WatchesSteps<Type> || 
 
 // State that would be left out of a checkpoint: save or load of another shape, or one without the other.
 template <class Type>
-constexpr bool state_fits =
-    Stateful<Type> || plays<Role::checkpointing, Type> || (!HasSave<Type> && !HasLoad<Type>);
+constexpr bool state_fits = Stateful<Type> || plays<Role::checkpointing, Type> || (!HasSave<Type> && !HasLoad<Type>);
 
 template <class Type>
-constexpr bool readings_fit = !HasReadings<Type> || requires(const Type& policy, Readings& out) { policy.readings(out); };
+constexpr bool readings_fit =
+    !HasReadings<Type> || requires(const Type& policy, Readings& out) { policy.readings(out); };
 
 }  // namespace frugal::inline v0::detail

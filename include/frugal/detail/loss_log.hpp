@@ -21,7 +21,8 @@ auto tensor_of() {
   if constexpr (requires(Model& model) { module_of(model).parameters()[0]; })
     return std::type_identity<std::remove_cvref_t<decltype(module_of(std::declval<Model&>()).parameters()[0])>>{};
   else if constexpr (requires(Optimizer& optimizer) { optimizer.param_groups()[0].params()[0]; })
-    return std::type_identity<std::remove_cvref_t<decltype(std::declval<Optimizer&>().param_groups()[0].params()[0])>>{};
+    return std::type_identity<
+        std::remove_cvref_t<decltype(std::declval<Optimizer&>().param_groups()[0].params()[0])>>{};
   else return std::type_identity<double>{};
 }
 template <class Model, class Optimizer>
@@ -36,7 +37,10 @@ double read_number(const auto& value) {
 // What is kept of a loss: the tensor cut off from its graph, or the number itself.
 template <class Kept>
 Kept detached(const auto& loss) {
-  if constexpr (requires { { loss.detach() } -> std::convertible_to<Kept>; }) return loss.detach();
+  if constexpr (requires {
+                  { loss.detach() } -> std::convertible_to<Kept>;
+                })
+    return loss.detach();
   else if constexpr (std::is_same_v<Kept, double>) return read_number(loss);
   else return Kept{};
 }

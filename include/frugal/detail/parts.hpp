@@ -80,11 +80,16 @@ class Parts {
       [[maybe_unused]] auto guard = precision().autocast();
       return loss_(model_, batch);
     }();
-    if constexpr (requires { value.loss; value.weight; }) return value;
+    if constexpr (requires {
+                    value.loss;
+                    value.weight;
+                  })
+      return value;
     else {
-      static_assert(absent<Role::accumulation> || weighable<Batch>,
-                    "Trainer: the accumulator cannot tell the weight of this batch. Return frugal::Weighted{loss, samples "
-                    "or tokens} from the loss function, or give the batch `std::int64_t size() const`.");
+      static_assert(
+          absent<Role::accumulation> || weighable<Batch>,
+          "Trainer: the accumulator cannot tell the weight of this batch. Return frugal::Weighted{loss, samples "
+          "or tokens} from the loss function, or give the batch `std::int64_t size() const`.");
       return Weighted<decltype(value)>{std::move(value), weight_of(batch)};
     }
   }
@@ -93,14 +98,16 @@ class Parts {
   template <class Value>
   bool backward(Value& loss, double weight) {
     constexpr bool scales = requires { precision().scale(loss); };
-    static_assert(scales, "Trainer: the precision policy lacks a verb. Write `autocast()`, `scale(loss)`, `void "
-                          "unscale(optimizer, double factor)` and `bool step(optimizer)`.");
+    static_assert(scales,
+                  "Trainer: the precision policy lacks a verb. Write `autocast()`, `scale(loss)`, `void "
+                  "unscale(optimizer, double factor)` and `bool step(optimizer)`.");
     if constexpr (!scales) return false;
     else {
       using Scaled = std::remove_reference_t<decltype(precision().scale(loss))>;
       constexpr bool weighs = AccumulationPolicy<std::remove_cvref_t<decltype(accumulation())>, Scaled>;
-      static_assert(weighs, "Trainer: the accumulation policy lacks a verb. Write `bool backward(loss, double weight)`, "
-                                 "`double factor() const`, `bool pending() const` and `void finish()`.");
+      static_assert(weighs,
+                    "Trainer: the accumulation policy lacks a verb. Write `bool backward(loss, double weight)`, "
+                    "`double factor() const`, `bool pending() const` and `void finish()`.");
       if constexpr (weighs) return frugal::backward(loss, weight, precision(), accumulation());
       else return false;
     }

@@ -134,7 +134,8 @@ inline constinit auto empty_slot = stand_in<R>();
 // class-level assertion has spoken by then, and no second error may follow it.
 template <Role R, bool Usable = true, class... Types>
 constexpr auto& slot(std::tuple<Types...>& policies) {
-  if constexpr (constexpr std::size_t i = find<R, Types...>; Usable && i < sizeof...(Types)) return std::get<i>(policies);
+  if constexpr (constexpr std::size_t i = find<R, Types...>; Usable && i < sizeof...(Types))
+    return std::get<i>(policies);
   else return empty_slot<R>;
 }
 
