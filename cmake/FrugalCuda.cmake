@@ -40,6 +40,7 @@ if(FRUGAL_CUDA)
   if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
     set(CMAKE_CUDA_ARCHITECTURES 75 80 90)
   endif()
+  set(CMAKE_CUDA_EXTENSIONS ON)   # else CMake adds a -std of its own behind the one below
   enable_language(CUDA)
 
   # A Python environment has the libraries beside LibTorch, and those are what LibTorch loads; a toolkit has its own.
@@ -52,14 +53,18 @@ if(FRUGAL_CUDA)
     find_library(FRUGAL_${name}_LIBRARY NAMES lib${name}.so.${frugal_nvcc_major} lib${name}.so
                  HINTS ${frugal_cuda_hints} PATH_SUFFIXES lib lib64)
   endforeach()
+  # The runtime's headers come with the compiler: beside LibTorch they lack crt/, which is the compiler's.
+  find_path(FRUGAL_cudart_INCLUDE_DIR crt/host_config.h HINTS ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES}
+            ${frugal_cuda_hints} PATH_SUFFIXES include)
   find_path(FRUGAL_cublas_INCLUDE_DIR cublas_v2.h HINTS ${frugal_cuda_hints} PATH_SUFFIXES include)
-  if(NOT FRUGAL_cublas_LIBRARY OR NOT FRUGAL_cudart_LIBRARY OR NOT FRUGAL_cublas_INCLUDE_DIR)
+  if(NOT FRUGAL_cublas_LIBRARY OR NOT FRUGAL_cudart_LIBRARY OR NOT FRUGAL_cublas_INCLUDE_DIR
+     OR NOT FRUGAL_cudart_INCLUDE_DIR)
     message(FATAL_ERROR "FRUGAL_CUDA=ON, but cuBLAS or the CUDA runtime was not found. Install the CUDA toolkit's "
                         "cuBLAS, or the nvidia-cublas package into the Python environment that holds LibTorch.")
   endif()
 
   add_library(frugal_cuda INTERFACE)
-  target_include_directories(frugal_cuda SYSTEM INTERFACE "${FRUGAL_cublas_INCLUDE_DIR}")
+  target_include_directories(frugal_cuda SYSTEM INTERFACE "${FRUGAL_cudart_INCLUDE_DIR}" "${FRUGAL_cublas_INCLUDE_DIR}")
   foreach(name IN ITEMS cublas cudart)
     add_library(frugal_${name} SHARED IMPORTED)
     set_target_properties(frugal_${name} PROPERTIES IMPORTED_LOCATION "${FRUGAL_${name}_LIBRARY}")

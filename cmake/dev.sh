@@ -297,7 +297,7 @@ nvcc_release() { "$1" --version 2>/dev/null | sed -n 's/.*release \([0-9]*\)\..*
 
 # An nvcc of the same CUDA major version: the machine's, else the packages of the same version.
 provide_nvcc() {
-  local candidate major=${torch_cuda%%.*}
+  local candidate folder major=${torch_cuda%%.*}
   for candidate in "${CUDACXX:-}" "$(command -v nvcc || true)" /usr/local/cuda/bin/nvcc \
     .venv-cuda/lib/python3*/site-packages/nvidia/cu"$major"/bin/nvcc; do
     if [ -x "$candidate" ] && [ "$(nvcc_release "$candidate")" = "$major" ]; then
@@ -311,8 +311,9 @@ provide_nvcc() {
   step "Installing nvcc $torch_cuda into .venv-cuda" nvcc make_environment .venv-cuda \
     "nvidia-cuda-nvcc==$torch_cuda.*" "nvidia-cuda-crt==$torch_cuda.*" "nvidia-nvvm==$torch_cuda.*" \
     "nvidia-cuda-cccl==$torch_cuda.*" "nvidia-cuda-runtime==$torch_cuda.*"
-  CUDACXX=$(realpath .venv-cuda/lib/python3*/site-packages/nvidia/cu"$major"/bin/nvcc)
-  export CUDACXX
+  folder=$(echo "$PWD"/.venv-cuda/lib/python3*/site-packages/nvidia/cu"$major")
+  ln -sfn lib "$folder/lib64"   # where nvcc looks
+  export CUDACXX=$folder/bin/nvcc
 }
 
 cuda_check() {

@@ -5,6 +5,8 @@
 
 #include <vector>
 
+static_assert(__cplusplus >= 202002L, "nvcc must be given C++20 as the host compiler is");
+
 namespace {
 
 constexpr int kSize = 64;
