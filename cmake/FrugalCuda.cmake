@@ -49,7 +49,7 @@ if(FRUGAL_CUDA)
   set(frugal_wheels "${LibTorch_ROOT_DIR}/../nvidia")
   set(frugal_cuda_hints "${frugal_wheels}/cu${frugal_nvcc_major}" "${frugal_wheels}/cublas"
                         "${frugal_wheels}/cuda_runtime" "${frugal_toolkit}" ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES}/..)
-  foreach(name IN ITEMS cublas cudart)
+  foreach(name IN ITEMS cublas cublasLt cudart)
     find_library(FRUGAL_${name}_LIBRARY NAMES lib${name}.so.${frugal_nvcc_major} lib${name}.so
                  HINTS ${frugal_cuda_hints} PATH_SUFFIXES lib lib64)
   endforeach()
@@ -65,7 +65,7 @@ if(FRUGAL_CUDA)
 
   add_library(frugal_cuda INTERFACE)
   target_include_directories(frugal_cuda SYSTEM INTERFACE "${FRUGAL_cudart_INCLUDE_DIR}" "${FRUGAL_cublas_INCLUDE_DIR}")
-  foreach(name IN ITEMS cublas cudart)
+  foreach(name IN ITEMS cublas cublasLt cudart)
     add_library(frugal_${name} SHARED IMPORTED)
     set_target_properties(frugal_${name} PROPERTIES IMPORTED_LOCATION "${FRUGAL_${name}_LIBRARY}")
     target_link_libraries(frugal_cuda INTERFACE frugal_${name})

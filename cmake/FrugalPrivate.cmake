@@ -41,7 +41,7 @@ function(frugal_with_torch target)
     file(WRITE "${PROJECT_BINARY_DIR}/pch/empty.cpp" "")
     add_library(frugal_pch OBJECT "${PROJECT_BINARY_DIR}/pch/empty.cpp")
     target_link_libraries(frugal_pch PRIVATE frugal::frugal frugal_private)
-    if(FRUGAL_TESTS)
+    if(TARGET frugal_catch)
       target_link_libraries(frugal_pch PRIVATE frugal_catch)
       target_precompile_headers(frugal_pch PRIVATE <support/catch.hpp>)   # LibTorch, then Catch2
     else()
@@ -61,7 +61,7 @@ function(frugal_with_torch target)
 endfunction()
 
 # Catch2 2.13 (Debian 12) and 3.x (elsewhere); tests include support/catch.hpp, never Catch2 itself.
-if(FRUGAL_TESTS)
+if(FRUGAL_TESTS AND NOT FRUGAL_GPU_ONLY)
   find_package(Catch2 QUIET)
   if(NOT Catch2_FOUND)
     message(FATAL_ERROR "The tests need Catch2 (2.13 or 3.x). Install the package catch2, or configure with -DFRUGAL_TESTS=OFF.")

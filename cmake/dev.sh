@@ -21,6 +21,9 @@ usage: bash cmake/dev.sh VERB [ARGUMENTS]
   test           setup, builds everything, runs every test
   clang          the same with the newest clang (16 or newer) that is installed
   cuda-check     builds all of it against a CUDA build of LibTorch with nvcc and cuBLAS; runs what runs here
+  bench [ARGS]   the benchmark suite, with its report; ARGS go to it (try: bench --quick, bench --list, bench --help)
+  bench-peers    sets up the Python peers that the suite compares with (torch, Accelerate, Lightning) in .venv-peers
+  gpu            device tests and the suite on a GPU, within 10 minutes; everything lands in build/gpu-report
   figures        measures again what README.md states, and writes it there
   format         formats the sources;  format-check only says which are not formatted
   help           this text
@@ -75,6 +78,11 @@ check_needs() {   # KIND: demo, test or none
   need ninja-build "" has ninja
   need python3-venv "" can_make_environments
   if [ "$1" != none ]; then need zlib1g-dev "" has_header zlib.h; fi
+  if [ "$1" = bench ]; then
+    need libbenchmark-dev "the micro-benchmarks" has_header benchmark/benchmark.h
+    need dataset-fashion-mnist "the time to target on images" has_package dataset-fashion-mnist
+    need jargon-text "the time to target on text" has_package jargon-text
+  fi
   if [ "$1" = demo ]; then
     need libcli11-dev "" has_header CLI/CLI.hpp
     need dataset-fashion-mnist "the data: give the demo a folder with the files of Fashion-MNIST, --data FOLDER" \
@@ -231,6 +239,84 @@ figures() {
   say "README.md has the figures"
 }
 
+# ---- the benchmark suite ---------------------------------------------------------------------------------------------
+
+# The Python environments of the suite. Versions are pinned: a ratio against a peer says which peer.
+readonly accelerate_version=1.15.0 lightning_version=2.6.6 matplotlib_version=3.10.8
+
+bench_peers() {
+  local found version
+  setup bench
+  found=$(found_torch)
+  version=$(cut -d'|' -f2 <<<"$found")
+  [ -n "$version" ] || fail "no LibTorch was found; run \`bash cmake/dev.sh setup\` first"
+  step "Installing torch $version, Accelerate, Lightning and matplotlib into .venv-peers (minutes, up to 6 GB)" peers \
+    make_environment .venv-peers "torch==${version%%+*}" "accelerate==$accelerate_version" "lightning==$lightning_version" \
+    "matplotlib==$matplotlib_version" ${FRUGAL_TORCH_INDEX:+--index-url "$FRUGAL_TORCH_INDEX"}
+  say "The suite compares with them from now on"
+}
+
+# A Python that can draw: the peers' environment, else a small one for the report alone. Without either: tables only.
+report_python() {
+  local candidate
+  for candidate in .venv-peers/bin/python .venv-report/bin/python python3; do
+    if "$candidate" -c 'import matplotlib' >/dev/null 2>&1; then echo "$candidate" && return; fi
+  done
+  if make_environment .venv-report "matplotlib==$matplotlib_version" >"$logs/report.log" 2>&1; then
+    echo .venv-report/bin/python
+  else
+    echo python3
+  fi
+}
+
+# bench_into FOLDER BUILD NAME [ARGUMENTS]: measures, and writes NAME.json, NAME.html and NAME.md.
+bench_into() {
+  local folder=$1 built=$2 name=$3
+  shift 3
+  mkdir -p "$folder"
+  local peers=()
+  if [ -x .venv-peers/bin/python ] && [ ! -e .venv-peers/unfinished ]; then peers=(--peers "$PWD/.venv-peers/bin/python"); fi
+  python3 benchmarks/suite.py --programs "$built/benchmarks" --scratch "$built" --out "$folder/$name.json" "${peers[@]}" \
+    --command "bash cmake/dev.sh bench${*:+ $*}" "$@"
+  "$(report_python)" benchmarks/report.py "$folder/$name.json" --out "$folder"
+}
+
+bench() {
+  local name=cpu-full argument
+  for argument in "$@"; do
+    case $argument in
+      --list | --compare | -h | --help) exec python3 benchmarks/suite.py "$@" ;;
+      --quick) name=${name/full/quick} ;;
+      --only | --only=*) name=${name/-*/-only} ;;
+      cuda* | --device=cuda*) name=${name/cpu/cuda} ;;
+    esac
+  done
+  setup bench
+  step "Configuring build/bench" configure-bench cmake --preset release -B build/bench -DFRUGAL_BENCHMARKS=ON -DFRUGAL_TESTS=OFF \
+    -DFRUGAL_EXAMPLES=OFF
+  step "Building the benchmarks" build-bench cmake --build build/bench -j 2
+  [ -x .venv-peers/bin/python ] || say "Without the Python peers; \`bash cmake/dev.sh bench-peers\` sets them up"
+  bench_into build/bench-results build/bench "$name" "$@"
+}
+
+# Needs no network where LibTorch, nvcc and a compiler are: nothing is installed but what is missing.
+gpu() {
+  local report=build/gpu-report status=0
+  mkdir -p "$report" "$logs"
+  has ninja || export CMAKE_GENERATOR="Unix Makefiles"
+  provide_cuda_torch
+  provide_nvcc
+  step "Configuring build/gpu" configure-gpu cmake -S . -B build/gpu -DCMAKE_BUILD_TYPE=Release -DFRUGAL_CUDA=ON \
+    "-DFRUGAL_NVCC=$CUDACXX" -DFRUGAL_GPU_ONLY=ON -DFRUGAL_EXAMPLES=OFF -DFRUGAL_BENCHMARKS=ON
+  step "Building device tests and benchmarks" build-gpu cmake --build build/gpu -j "$(nproc)"
+  build/gpu/tests/frugal_gpu_tests >"$report/tests.txt" 2>&1 || status=$?
+  cat "$report/tests.txt"
+  if [ "$status" -eq 77 ]; then fail "no CUDA device here; what was built is in build/gpu"; fi
+  bench_into "$report" build/gpu cuda --device cuda --threads 1 --minutes "${FRUGAL_GPU_MINUTES:-5}"
+  say "Tests, JSON and report: $report"
+  return "$status"
+}
+
 newest_clang() {
   local version
   for version in 22 21 20 19 18 17 16; do
@@ -334,6 +420,9 @@ main() {
     test) test_all ;;
     clang) clang ;;
     cuda-check) cuda_check ;;
+    bench) bench "$@" ;;
+    bench-peers) bench_peers ;;
+    gpu) gpu ;;
     figures) figures ;;
     format) clang_format -i ;;
     format-check) format_check ;;

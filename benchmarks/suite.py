@@ -1,0 +1,590 @@
+#!/usr/bin/env python3
+"""Measures what frugal buys on this machine, against loops written by hand and against its peers.
+
+    suite.py --programs BUILD/benchmarks --out result.json [--quick] [--only REGEX] [--peers PYTHON] ...
+
+Every comparison has two subjects in two processes. They are compared first: the same weights after the same steps, or
+within the tolerance that stands beside the result. Then they work in turns, ABBA, and the ratio is taken pair by pair. A pair during
+which something else kept the machine busy is dropped and made up for. README.md describes rows, protocol and output.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import pathlib
+import platform
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+import rows as table
+
+PAIRS = 20
+TICK = os.sysconf("SC_CLK_TCK")
+
+
+class SubjectError(Exception):
+    """A subject could not be made, or could not answer."""
+
+
+class Subject:
+    """A process that holds one thing to be measured."""
+
+    def __init__(self, command, environment, log):
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
+                                        env=environment)
+        try:
+            self.hello = self._answer("its start")
+        except SubjectError:
+            self.close()
+            raise
+
+    def _answer(self, request):
+        line = self.process.stdout.readline()
+        if not line:
+            raise SubjectError(f"{' '.join(self.process.args[:2])} ended at {request} with exit code {self.process.wait()}")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise SubjectError(answer["error"])
+        return answer
+
+    def ask(self, request):
+        self.process.stdin.write(request + "\n")
+        self.process.stdin.flush()
+        return self._answer(request)
+
+    def close(self):
+        self.process.stdin.close()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
+# ---- foreign load ----------------------------------------------------------------------------------------------------
+
+def busy_seconds():
+    """CPU time of everything on this machine since it started, stolen time included."""
+    try:
+        fields = [int(x) for x in pathlib.Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    except (OSError, ValueError):
+        return None
+    user, nice, system, _idle, _iowait, irq, softirq, steal = fields
+    return (user + nice + system + irq + softirq + steal) / TICK
+
+
+def seconds_of_process(pid):
+    """CPU time of a process, its threads included."""
+    try:
+        fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except (OSError, IndexError):
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / TICK
+
+
+class Load:
+    """What share of one core others took, besides this suite and its subjects."""
+
+    def __init__(self, *pids):
+        self.pids = (os.getpid(), *pids)
+        self.begin()
+
+    def begin(self):
+        self.at, self.busy, self.own = time.monotonic(), busy_seconds(), self._own()
+
+    def _own(self):
+        return sum(seconds_of_process(pid) for pid in self.pids)
+
+    def foreign(self):
+        elapsed, busy = time.monotonic() - self.at, busy_seconds()
+        if busy is None or elapsed <= 0:
+            return 0.0
+        return max(0.0, (busy - self.busy) - (self._own() - self.own) - 2 / TICK) / elapsed
+
+
+# ---- statistics ------------------------------------------------------------------------------------------------------
+
+def quantile(values, share):
+    """By linear interpolation between the sorted values."""
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def summary(pairs):
+    """The median ratio of (ours, baseline) pairs, baseline over ours, with its 10-90 % range, and the median times."""
+    ratios = [baseline / ours for ours, baseline in pairs]
+    return {"ours": statistics.median(ours for ours, _ in pairs),
+            "baseline": statistics.median(baseline for _, baseline in pairs),
+            "ratio": statistics.median(ratios), "low": quantile(ratios, 0.1), "high": quantile(ratios, 0.9)}
+
+
+def is_met(ratio, high, goal):
+    """A goal is met when the ratio reaches it, or when it lies inside the range."""
+    if goal is None or ratio is None:
+        return None
+    return ratio >= goal or high >= goal
+
+
+# ---- a row -----------------------------------------------------------------------------------------------------------
+
+class Suite:
+    def __init__(self, options):
+        self.options = options
+        self.started = time.monotonic()
+        self.programs = pathlib.Path(options.programs).resolve()
+        self.scratch = pathlib.Path(tempfile.mkdtemp(prefix="frugal-bench-", dir=options.scratch))
+        self.log = open(self.scratch / "subjects.log", "w", encoding="utf-8")
+        self.versions = {"python": platform.python_version()}
+        self.ceilings, self.records, self.speeds, self.counts = [], [], [], []
+        self.curves, self.memory, self.micro, self.left_out = [], [], [], []
+        self.worst_load = 0.0
+
+    @property
+    def segment(self):
+        """Seconds that one side of a pair works for."""
+        return self.options.segment or (0.05 if self.options.quick else 0.2)
+
+    def minutes(self):
+        return (time.monotonic() - self.started) / 60
+
+    def out_of_time(self):
+        return self.options.minutes is not None and self.minutes() >= self.options.minutes
+
+    def command(self, side, threads, folder, program="subject"):
+        if side["program"] == "peer":
+            return [self.options.peers, str(pathlib.Path(__file__).with_name("peers.py")), "--folder", str(folder),
+                    "--threads", str(threads), "--device", self.options.device, *side["arguments"]]
+        device = ["--device", self.options.device] if side["arguments"][0] in ("step", "ceiling") else []
+        return [str(self.programs / f"frugal_bench_{program}"), *side["arguments"], "--threads", str(threads),
+                "--directory", str(self.scratch), *device]
+
+    def start(self, side, threads, folder=None, program="subject"):
+        environment = dict(os.environ, OMP_NUM_THREADS=str(threads), MKL_NUM_THREADS=str(threads), **side.get("environment", {}))
+        subject = Subject(self.command(side, threads, folder, program), environment, self.log)
+        self.versions.update(subject.hello.get("versions", {}))
+        return subject
+
+    def export(self, side, folder):
+        """Data and initial weights of our side, for a peer."""
+        folder.mkdir()
+        with self.start(side, 1) as subject:
+            subject.ask(f"export {folder}")
+
+    def measure(self, row, threads):
+        """One record."""
+        record = {"name": row.full_name(threads), "workload": row.workload, "precision": row.precision, "threads": threads,
+                  "ours": None, "baseline": None, "unit": row.unit, "ratio": None, "low": None, "high": None,
+                  "ceiling_fraction": None, "goal": row.goal_for(threads), "met": None, "ours_is": None, "baseline_is": None, "pairs": 0,
+                  "dropped": 0, "weights_difference": None, "loss": None, "baseline_loss": None, "tolerance": None,
+                  "note": row.missing, "rerun": f"bash cmake/dev.sh bench --only '^{row.full_name(threads)}$'"}
+        if row.missing:
+            return record
+        folder = self.scratch / f"data-{len(self.records)}-{threads}"
+        try:
+            if "peer" in (row.ours["program"], row.baseline["program"]):
+                self.export(row.ours, folder)
+            with self.start(row.ours, threads, folder) as ours, self.start(row.baseline, threads, folder) as baseline:
+                record["ours_is"], record["baseline_is"] = ours.hello["subject"], baseline.hello["subject"]
+                self.compare(row, record, ours, baseline)
+                pairs = self.pairs(row, record, ours, baseline)
+                record.update(summary(pairs))
+                record["met"] = is_met(record["ratio"], record["high"], record["goal"])
+                record["ceiling_fraction"] = self.ceiling_fraction(row, threads, ours.hello.get("work", {}), record["ours"])
+                self.note_speed(row, record, ours, baseline, threads)
+        except SubjectError as error:
+            record["note"] = str(error)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        return record
+
+    def compare(self, row, record, ours, baseline):
+        """Before anything is timed: both sides must have done the same work."""
+        if row.steps == 0:
+            return
+        theirs, own = self.scratch / "theirs.bin", self.scratch / "own.bin"
+        expected = baseline.ask(f"check {row.steps} {theirs}")["losses"]
+        losses = ours.ask(f"check {row.steps} {own}")["losses"]
+        record["weights_difference"] = ours.ask(f"compare {theirs}")["difference"]
+        record["tolerance"] = row.tolerance_text()
+        if losses and expected:
+            record["loss"], record["baseline_loss"] = losses[-1], expected[-1]
+        problem = row.problem(record["weights_difference"], losses, expected)
+        if problem:
+            raise SubjectError(f"not timed: the two sides differ after {row.steps} steps: {problem}")
+
+    def pairs(self, row, record, ours, baseline):
+        """Pairs of seconds per unit of work, in turns ABBA."""
+        times = {subject: self.warm_up(subject, row) for subject in (ours, baseline)}
+        wanted = row.pairs or self.options.pairs
+        # Both sides do the same number of steps, as many as the faster one does in a segment, and twice that fit into the time.
+        count = max(1, min(row.longest or 10**9, round(self.segment / max(min(times.values()), 1e-9))))
+        slow = max(times.values()) * count
+        if slow > 10 * self.segment and count > 1:
+            count = max(1, round(count * 10 * self.segment / slow))
+        load = Load(ours.process.pid, baseline.process.pid)
+        pairs, dropped = [], 0
+        while len(pairs) < wanted:
+            order = (ours, baseline) if (len(pairs) + dropped) % 2 == 0 else (baseline, ours)
+            load.begin()
+            seconds = {subject: subject.ask(f"run {count}")["seconds"] / count for subject in order}
+            foreign = load.foreign()
+            self.worst_load = max(self.worst_load, foreign)
+            if foreign > self.options.load and dropped < 2 * wanted:
+                dropped += 1
+                continue
+            pairs.append((seconds[ours], seconds[baseline]))
+        record["pairs"], record["dropped"] = len(pairs), dropped
+        if dropped >= 2 * wanted:
+            record["note"] = "the machine was busy with other things during the pairs that count"
+        return pairs
+
+    def warm_up(self, subject, row):
+        """Seconds per unit of work once nothing is new."""
+        spent, count, each = 0.0, 1, 0.0
+        while spent < self.segment:
+            seconds = subject.ask(f"run {count}")["seconds"]
+            spent += max(seconds, 1e-6)
+            each = seconds / count
+            if row.longest:
+                count = min(2 * count, row.longest)
+            else:
+                count = min(4 * count, max(1, int(self.segment / max(each, 1e-9))))
+        return each
+
+    def ceiling(self, name, threads):
+        values = [c["value"] for c in self.ceilings if c["name"] == name and c["threads"] == threads]
+        return values[0] if values else None
+
+    def ceiling_fraction(self, row, threads, work, seconds):
+        """The share of what the machine can do at best, by the operations or the bytes of the work."""
+        amount = work.get("flops" if row.ceiling and row.ceiling.startswith("matmul") else "bytes")
+        best = self.ceiling(row.ceiling, threads) if row.ceiling else None
+        return amount / seconds / best if amount and best else None
+
+    def note_speed(self, row, record, ours, baseline, threads):
+        """Speed and memory of both sides, for steps of a workload."""
+        for side, subject, mine, loss in ((row.ours, ours, record["ours"], record["loss"]),
+                                          (row.baseline, baseline, record["baseline"], record["baseline_loss"])):
+            if side["arguments"][0] not in ("step", "--peer") or "--forward-backward" in side["arguments"]:
+                continue
+            entry = {"workload": row.workload, "loop": side["label"], "precision": side["precision"], "threads": threads}
+            if any(all(speed[key] == value for key, value in entry.items()) for speed in self.speeds):
+                continue
+            samples = ours.hello["work"].get("samples")
+            entry.update({"steps_per_second": 1 / mine, "samples_per_second": samples / mine if samples else None,
+                          "peak_bytes": subject.ask("memory")["peak"], "loss": loss, "fp32_loss": record["baseline_loss"]})
+            self.speeds.append(entry)
+
+    # ---- everything else -------------------------------------------------------------------------------------------
+
+    def measure_ceilings(self, threads_list):
+        for name, method, unit in table.CEILINGS:
+            for threads in threads_list:
+                if not self.wants_ceiling(name, threads):
+                    continue
+                side = {"program": "subject", "arguments": ["ceiling", "--method", method]}
+                try:
+                    with self.start(side, threads) as subject:
+                        amount = subject.hello["work"]["flops" if unit == "FLOP/s" else "bytes"]
+                        each = subject.ask("run 1")["seconds"]
+                        count = max(1, round(self.segment / each))
+                        best = min(subject.ask(f"run {count}")["seconds"] / count for _ in range(5 if self.options.quick else 12))
+                        self.ceilings.append({"name": name, "threads": threads, "value": amount / best, "unit": unit})
+                except SubjectError as error:
+                    self.left_out.append({"name": f"ceiling {name}", "reason": str(error)})
+
+    def measure_cuda_ceilings(self):
+        """cuBLAS and cublasLt, called directly by a program of their own."""
+        program = self.programs / "frugal_bench_ceiling_cuda"
+        if not program.exists():
+            self.left_out.append({"name": "ceiling cublas, cublaslt", "reason": "the suite was built without the CUDA toolkit"})
+            return
+        done = subprocess.run([program], stdout=subprocess.PIPE, stderr=self.log, check=False)
+        if done.returncode == 0:
+            self.ceilings += json.loads(done.stdout)
+        else:
+            self.left_out.append({"name": "ceiling cublas, cublaslt", "reason": "its program failed; there may be no device"})
+
+    def wants_ceiling(self, name, threads):
+        """Without --only all of them; else those that a chosen row is a fraction of."""
+        if not self.options.only:
+            return True
+        return any(row.ceiling == name and threads in row.threads_of(self.options) for row in self.chosen)
+
+    def measure_counts(self):
+        for name, arguments in table.COUNTS:
+            side = {"program": "subject", "arguments": arguments}
+            try:
+                with self.start(side, 1, program="counter") as subject:
+                    self.counts.append({"name": name, **subject.ask("count 16"), "instructions": None})
+            except SubjectError as error:
+                self.left_out.append({"name": f"counts {name}", "reason": str(error)})
+
+    def measure_memory(self):
+        for workload, precision, batch in table.MEMORY:
+            if precision != "fp32" and precision not in self.native:
+                continue
+            side = {"program": "subject", "arguments": ["step", "--workload", workload, "--precision", precision,
+                                                        "--batch", str(batch)]}
+            with self.start(side, max(self.options.threads)) as subject:
+                subject.ask("run 3")
+                self.memory.append({"workload": workload, "precision": precision, "batch": batch,
+                                    "peak_bytes": subject.ask("memory")["peak"]})
+
+    def measure_targets(self):
+        """Time to a target, one pair a seed."""
+        for row in table.targets(self.options):
+            if not self.selected(row):
+                continue
+            threads = max(self.options.threads)
+            record = self.measure_target(row, threads)
+            self.records.append(record)
+            self.say(record)
+
+    def measure_target(self, row, threads):
+        record = self.measure(table.without_run(row), threads)
+        pairs = []
+        try:
+            for seed in row.seeds:
+                seconds = {}
+                for key, side in (("baseline", row.baseline), ("ours", row.ours)):
+                    seeded = dict(side, arguments=[*side["arguments"], "--seed", str(seed)])
+                    with self.start(seeded, threads) as subject:
+                        record[f"{key}_is"] = subject.hello["subject"]
+                        answer = subject.ask("run 1")
+                    if not answer["reached"]:
+                        raise SubjectError(f"the target was not reached with seed {seed} in {answer['steps']} steps: "
+                                           f"{subject.hello['subject']}")
+                    seconds[key] = answer["seconds"]
+                    curve = answer["curve"]
+                    self.curves.append({"group": row.workload, "label": f"{side['label']} {side['precision']}, seed {seed}",
+                                        "precision": side["precision"], "seconds": curve["seconds"], "loss": curve["loss"],
+                                        "metric": curve["metric"], "steps": answer["steps"]})
+                pairs.append((seconds["ours"], seconds["baseline"]))
+            record.update(summary(pairs), pairs=len(pairs), note="one pair a seed")
+        except SubjectError as error:
+            record["note"] = str(error)
+        return record
+
+    def measure_probe(self):
+        side = {"program": "subject", "arguments": ["probe"]}
+        with self.start(side, 1) as subject:
+            found, what = subject.ask("run 1"), subject.hello["subject"]
+        for name, unit, ours, ratio in (("prober/share", "1/sample", 1 / found["share"], found["share"]),
+                                        ("prober/trials", "trials", found["trials"], table.BISECTION_TRIALS / found["trials"])):
+            baseline = 1.0 if unit == "1/sample" else table.BISECTION_TRIALS
+            record = {"name": name, "workload": "hidden limits", "precision": "none", "threads": 1, "ours": ours, "baseline": baseline,
+                      "unit": unit, "ratio": ratio, "low": found["least_share"] if unit == "1/sample" else ratio, "high": ratio,
+                      "ceiling_fraction": None, "goal": None, "met": None, "ours_is": what,
+                      "baseline_is": "the true limit" if unit == "1/sample" else "bisection of 1 to 65536", "pairs": 0, "dropped": 0,
+                      "weights_difference": None, "loss": None, "baseline_loss": None, "tolerance": None, "note": "counted",
+                      "rerun": f"bash cmake/dev.sh bench --only '^{name}$'"}
+            if re.search(self.options.only or "", name):
+                self.records.append(record)
+                self.say(record)
+
+    def counted_records(self):
+        """What all policies add to the loop by hand, as ratios of counts."""
+        by_name = {count["name"]: count for count in self.counts}
+        for name, ours, baseline, key, goal in table.COUNTED:
+            if ours not in by_name or baseline not in by_name:
+                continue
+            mine, theirs = by_name[ours][key], by_name[baseline][key]
+            ratio = theirs / mine if mine else 1.0
+            self.records.append({"name": name, "workload": ours.split("/")[0], "precision": ours.split("/")[-1], "threads": 1,
+                                 "ours": mine, "baseline": theirs, "unit": f"{key}/step", "ratio": ratio, "low": ratio, "high": ratio,
+                                 "ceiling_fraction": None, "goal": goal, "met": is_met(ratio, ratio, goal), "ours_is": ours, "baseline_is": baseline,
+                                 "pairs": 0, "dropped": 0, "weights_difference": None, "loss": None, "baseline_loss": None,
+                                 "tolerance": None, "note": "counted", "rerun": f"bash cmake/dev.sh bench --only '^{name}$'"})
+            self.say(self.records[-1])
+
+    def measure_micro(self):
+        program = self.programs / "frugal_bench_micro"
+        if not program.exists():
+            self.left_out.append({"name": "micro", "reason": "Google Benchmark is not installed (libbenchmark-dev)"})
+            return
+        seconds = "0.05" if self.options.quick else "0.5"
+        done = subprocess.run([program, "--benchmark_format=json", f"--benchmark_min_time={seconds}"], stdout=subprocess.PIPE,
+                              stderr=self.log, check=True, env=dict(os.environ, OMP_NUM_THREADS="1"))
+        scale = {"ns": 1, "us": 1e3, "ms": 1e6, "s": 1e9}
+        for each in json.loads(done.stdout)["benchmarks"]:
+            self.micro.append({"name": each["name"], "ns": each["real_time"] * scale[each["time_unit"]],
+                               "bytes_per_second": each.get("bytes_per_second")})
+
+    def selected(self, row):
+        if self.options.quick and not row.quick and not self.options.only:
+            return False
+        return any(re.search(self.options.only or "", row.full_name(threads)) for threads in row.threads_of(self.options))
+
+    def say(self, record):
+        left = f"{record['name']:<42}"
+        if record["ratio"] is None:
+            print(f"{left} -      {record['note']}", flush=True)
+            return
+        goal = "" if record["goal"] is None else f"  goal {record['goal']:g}: {'met' if record['met'] else 'NOT MET'}"
+        print(f"{left} {record['ratio']:6.2f}x [{record['low']:.2f}, {record['high']:.2f}]{goal}", flush=True)
+
+    def find_hardware(self):
+        """Which precisions this hardware computes itself."""
+        flags = table.cpu_flags()
+        self.native = {"fp32"}
+        if self.options.device == "cpu":
+            if flags & {"avx512_bf16", "amx_bf16", "bf16"}:
+                self.native.add("bf16")
+            if flags & {"avx512_fp16", "amx_fp16", "asimdhp"}:
+                self.native.add("fp16")
+        else:
+            self.native |= table.gpu_precisions(self.versions)
+
+    def run(self):
+        self.find_hardware()
+        everything = table.rows(self.options, self.native, self.left_out)
+        self.chosen = [row for row in everything if self.selected(row)]
+        whole = not self.options.only
+        self.measure_ceilings(self.options.threads)
+        if self.options.device != "cpu" and whole:
+            self.measure_cuda_ceilings()
+        for row in self.chosen:
+            for threads in row.threads_of(self.options):
+                name = row.full_name(threads)
+                if not re.search(self.options.only or "", name):
+                    continue
+                if self.out_of_time():
+                    self.left_out.append({"name": name, "reason": f"the {self.options.minutes} minutes were over"})
+                    continue
+                self.records.append(self.measure(row, threads))
+                self.say(self.records[-1])
+        if whole or re.search(self.options.only, "prober/share") or re.search(self.options.only, "prober/trials"):
+            self.measure_probe()
+        if whole or "counted" in self.options.only:
+            self.measure_counts()
+            self.counted_records()
+        if whole:
+            self.measure_micro()
+        if whole and not self.options.quick and not self.out_of_time():
+            self.measure_memory()
+        if (not self.options.quick or self.options.only) and not self.out_of_time():
+            self.measure_targets()
+        if self.options.quick and whole:
+            self.left_out.append({"name": "target/*", "reason": "time to target takes too long for --quick"})
+        return self.result()
+
+    def result(self):
+        return {"schema": 1, "mode": "quick" if self.options.quick else "full", "command": self.options.command,
+                "started": self.options.started, "minutes": round(self.minutes(), 1), "machine": table.machine(self),
+                "versions": self.versions, "ceilings": self.ceilings, "records": self.records, "speeds": self.speeds,
+                "counts": self.counts, "curves": self.curves, "memory": self.memory, "micro": self.micro,
+                "left_out": self.left_out}
+
+
+def check_counts(suite):
+    """1 when a step of ours costs more beyond the loop by hand than its limit, in things that are counted."""
+    suite.measure_counts()
+    by_name = {count["name"]: count for count in suite.counts}
+    failed = bool(suite.left_out)
+    for problem in suite.left_out:
+        print(f"{problem['name']}: {problem['reason']}")
+    for (ours, baseline), limits in table.COUNT_LIMITS.items():
+        if ours not in by_name or baseline not in by_name:
+            continue
+        for key, limit in limits.items():
+            more = by_name[ours][key] - by_name[baseline][key]
+            holds = more <= limit
+            failed |= not holds
+            print(f"{ours} beyond {baseline}: {more:g} {key} a step, at most {limit}{'' if holds else '   FAIL'}")
+    return 1 if failed else 0
+
+
+def compare_results(first, second):
+    """Prints how the ratios of two results differ; 1 when a goal that was met is met no more."""
+    one, other = (json.loads(pathlib.Path(file).read_text(encoding="utf-8")) for file in (first, second))
+    before = {record["name"]: record for record in one["records"]}
+    lost = False
+    print(f"{'':<42} {first} -> {second}")
+    for record in other["records"]:
+        old = before.get(record["name"])
+        if old is None or old["ratio"] is None or record["ratio"] is None:
+            continue
+        apart = record["low"] > old["high"] or record["high"] < old["low"]
+        change = record["ratio"] / old["ratio"] - 1
+        mark = ("better" if change > 0 else "WORSE") if apart else "the same within the ranges"
+        if old["met"] and record["met"] is False:
+            mark += ", goal LOST"
+            lost = True
+        print(f"{record['name']:<42} {old['ratio']:6.2f}x -> {record['ratio']:6.2f}x  {change:+7.1%}  {mark}")
+    return 1 if lost else 0
+
+
+def parse(arguments):
+    parser = argparse.ArgumentParser(prog="bench", description="Measures what frugal buys on this machine.")
+    parser.add_argument("--quick", action="store_true", help="the most telling rows, in under 5 minutes on 2 cores")
+    parser.add_argument("--only", metavar="REGEX", help="the rows whose name matches, quick or not")
+    parser.add_argument("--list", action="store_true", help="the names of all rows")
+    parser.add_argument("--threads", metavar="N,N", help="thread counts; default: 1 and all cores")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--minutes", type=float, help="no row begins after so many minutes")
+    parser.add_argument("--compare", nargs=2, metavar="JSON", help="how two results differ; measures nothing")
+    parser.add_argument("--out", help="the file for the result")
+    parser.add_argument("--pairs", type=int, default=PAIRS, help="pairs a row, 20 at least")
+    parser.add_argument("--segment", type=float, help="seconds that one side of a pair works for")
+    parser.add_argument("--load", type=float, default=0.15, help="share of a core that others may take during a pair")
+    parser.add_argument("--check-counts", action="store_true", help="counts alone, held against their limits")
+    parser.add_argument("--peers", default=None, help=argparse.SUPPRESS)
+    parser.add_argument("--programs", default=".", help=argparse.SUPPRESS)
+    parser.add_argument("--scratch", default=None, help=argparse.SUPPRESS)
+    parser.add_argument("--command", default="", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.pairs < PAIRS:
+        parser.error(f"--pairs: at least {PAIRS}, or the range means little")
+    cores = len(os.sched_getaffinity(0))
+    options.cores = cores
+    try:
+        options.threads = sorted({int(n) for n in options.threads.split(",")}) if options.threads else sorted({1, cores})
+        re.compile(options.only or "")
+    except (ValueError, re.error) as error:
+        parser.error(str(error))
+    options.started = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return options
+
+
+def main():
+    options = parse(sys.argv[1:])
+    if options.compare:
+        return compare_results(*options.compare)
+    if options.list:
+        print("\n".join(table.names(options)))
+        return 0
+    suite = Suite(options)
+    if options.check_counts:
+        return check_counts(suite)
+    try:
+        result = suite.run()
+    finally:
+        suite.log.close()
+    if not result["records"] and options.only:
+        sys.exit(f"bench: no row matches {options.only}; bench --list has the names")
+    if options.out:
+        pathlib.Path(options.out).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        print(f"{len(result['records'])} records in {options.out}, {result['minutes']} minutes")
+    shutil.rmtree(suite.scratch, ignore_errors=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
