@@ -274,6 +274,18 @@ TEST_CASE("AmpPolicy: no cast of an old weight is used after the weight changed"
   }
 }
 
+namespace {
+
+struct Throwing {
+  static constexpr frugal::Role role = frugal::Role::clipping;
+  bool throws;
+  void clip(auto&) const {
+    if (throws) throw std::runtime_error("clip");
+  }
+};
+
+}  // namespace
+
 // --- scaling -----------------------------------------------------------------------------------------------------
 
 TEST_CASE("AmpPolicy: the loss is scaled in float32, where 65536 fits") {
@@ -467,6 +479,60 @@ TEST_CASE("AmpPolicy: gradients of several dtypes, sparse ones, or none at all")
   amp.unscale(without);
   CHECK(amp.step(without));  // no gradient: nothing overflowed
   CHECK(operators.reads() == 0);
+}
+
+TEST_CASE("AmpPolicy: gradients that wait to be conjugated or negated, with and without a scaler") {
+  const at::Tensor conjugate = torch::full({2, 1}, c10::complex<float>(4, 8)).conj(), negative = at::imag(conjugate);
+  const auto rows = torch::tensor({0, 1}).unsqueeze(0);
+  const auto unscaled = [&](auto& amp, const at::Tensor& gradient) {
+    amp.scale(torch::ones({}));
+    at::Tensor w = torch::zeros({2, 1}, gradient.options().layout(at::kStrided)).requires_grad_();
+    w.mutable_grad() = gradient;
+    auto optimizer = sgd({w});
+    amp.unscale(optimizer, 0.5);
+    CHECK(amp.step(optimizer));
+    return w.grad().to_dense().resolve_conj().resolve_neg();
+  };
+  const auto check = [&](auto amp, float divisor) {
+    const at::Tensor complex = torch::full({2, 1}, c10::complex<float>(4 / divisor, -8 / divisor)),
+                     real = torch::full({2, 1}, -8 / divisor);
+    CHECK(unscaled(amp, conjugate).equal(complex));
+    CHECK(unscaled(amp, negative).equal(real));
+    CHECK(unscaled(amp, torch::sparse_coo_tensor(rows, conjugate, {2, 1})).equal(complex));
+    CHECK(unscaled(amp, torch::sparse_coo_tensor(rows, negative, {2, 1})).equal(real));
+  };
+  check(fp16({.init_scale = 4}), 8);
+  check(AmpPolicy<Fp32>(at::kCPU), 2);
+}
+
+TEST_CASE("AmpPolicy: a parameter that is listed twice, or in two groups, is unscaled once") {
+  const auto check = [](auto amp, float expected) {
+    at::Tensor w = weight({1}), other = weight({1});
+    auto optimizer = sgd({w, w});
+    optimizer.add_param_group(torch::optim::OptimizerParamGroup({other}));
+    optimizer.param_groups()[1].params().push_back(w);
+    amp.scale(torch::ones({}));
+    w.mutable_grad() = torch::full({1}, 16.0F);
+    amp.unscale(optimizer, 0.5);
+    CHECK(w.grad().item<float>() == expected);
+  };
+  check(fp16({.init_scale = 4}), 2);
+  check(AmpPolicy<Fp32>(at::kCPU), 8);
+}
+
+TEST_CASE("AmpPolicy: a window that an exception ended between unscale and step is forgotten") {
+  AmpPolicy<Fp16> amp = fp16();
+  at::Tensor w = weight({1});
+  auto optimizer = sgd({w});
+  Throwing clip{true};
+  const auto window = [&] {
+    CHECK(frugal::backward((w * 2).sum(), 1, amp));
+    return frugal::update(optimizer, amp, clip);
+  };
+  CHECK_THROWS_WITH(window(), "clip");
+  clip.throws = false;
+  CHECK(window() == frugal::StepResult::applied);
+  CHECK(w.item<float>() == -1);
 }
 
 TEST_CASE("AmpPolicy: too many skips in a row are an error at the step that was one too many") {

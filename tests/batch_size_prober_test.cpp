@@ -348,6 +348,18 @@ TEST_CASE("BatchSizeProber creates the optimizer's state although the first step
   REQUIRE(state);
 }
 
+TEST_CASE("BatchSizeProber: a trial is not held to the number of skips that training is") {
+  Net net;
+  torch::optim::AdamW optimizer(net->parameters());
+  frugal::testing::OverflowAt loss{square, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9}};
+  frugal::AmpPolicy<frugal::Fp16> amp(torch::kCPU, frugal::Capability{.device = torch::kCPU, .cpu_fp16 = true},
+                                      {.scaler = {.max_consecutive_skips = 1}});
+  const MemoryOracle oracle(40);
+  const auto batch = [&](std::int64_t n) { return oracle(n), torch::randn({n, 4}); };
+  REQUIRE(BatchSizeProber().plan(256, net, optimizer, batch, loss, amp).micro_batch == 37);
+  REQUIRE(amp.skipped() == 0);
+}
+
 TEST_CASE("BatchSizeProber does not bother BatchNorm with one sample, and takes weighted losses") {
   Net net;
   torch::optim::AdamW optimizer(net->parameters());

@@ -333,8 +333,8 @@ TEST_CASE("prefetch fetches on one other thread, no further ahead than asked for
                                 },
                                 {.batch_size = 4, .prefetch = 3});
   for (auto at = batches.epoch(0).begin(); at != std::default_sentinel; ++used, ++at)
-    while (used == 0 && calls < 4) std::this_thread::yield();  // it does run ahead
-  CHECK(most == 4);                                            // three and the one in use
+    while (used == 0 && most < 4) std::this_thread::yield();  // it does run ahead
+  CHECK(most == 4);                                           // three and the one in use
   CHECK(threads.size() == 1);
   CHECK_FALSE(threads.contains(std::this_thread::get_id()));
 }

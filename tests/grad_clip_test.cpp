@@ -167,6 +167,48 @@ TEST_CASE("GradClip: several dtypes, sparse and missing gradients count together
   CHECK_FALSE(unused.grad().defined());
 }
 
+TEST_CASE("GradClip: a gradient that waits to be conjugated or negated is clipped like any other") {
+  const at::Tensor values = torch::complex(torch::tensor({{3.0F}, {0.0F}}), torch::tensor({{0.0F}, {4.0F}}));
+  const auto rows = torch::tensor({0, 1}).unsqueeze(0);
+  const auto sparse = [&](const at::Tensor& lazy) { return torch::sparse_coo_tensor(rows, lazy, {2, 1}); };
+  const at::Tensor conjugate = values.conj(), negative = at::imag(conjugate);  // -4 in the second row
+  REQUIRE((conjugate.is_conj() && negative.is_neg()));
+  for (const bool by_norm : {true, false}) {
+    GradClip clip = by_norm ? GradClip(1.0) : GradClip::by_value(1.0);
+    const auto clipped = [&](const at::Tensor& lazy) {
+      at::Tensor w = torch::zeros({2, 1}, lazy.options()).requires_grad_();
+      w.mutable_grad() = lazy;
+      auto optimizer = sgd({w});
+      clip.clip(optimizer);
+      const at::Tensor found = w.grad().is_sparse() ? w.grad().coalesce().to_dense() : w.grad();
+      return found.resolve_conj();
+    };
+    const at::Tensor dense = clipped(conjugate.resolve_conj()), real = clipped(negative.resolve_neg());
+    CHECK(at::imag(dense)[1].item<double>() == Approx(by_norm ? -0.8 : -1));
+    CHECK(clipped(conjugate).equal(dense));
+    CHECK(clipped(negative).equal(real));
+    CHECK(clipped(sparse(conjugate)).equal(dense));
+    CHECK(clipped(sparse(negative)).equal(real));
+  }
+  at::Tensor w = torch::complex(torch::tensor({3.0F}), torch::tensor({4.0F})).requires_grad_();
+  at::real(w.conj() * w.detach()).sum().backward();  // as autograd leaves it
+  auto optimizer = sgd({w});
+  GradClip clip(1.0);
+  clip.clip(optimizer);
+  CHECK(clip.norm() == Approx(5));
+}
+
+TEST_CASE("GradClip: a tied parameter counts once, twice in a group or in two") {
+  at::Tensor w = parameter(torch::tensor({3.0F, 4.0F}));
+  auto optimizer = sgd({w, w});
+  optimizer.add_param_group(torch::optim::OptimizerParamGroup({parameter(torch::zeros({1}))}));
+  optimizer.param_groups()[1].params().push_back(w);
+  GradClip clip(1.0);
+  clip.clip(optimizer);
+  CHECK(clip.norm() == Approx(5));
+  CHECK(w.grad().norm().item<double>() == Approx(1));
+}
+
 TEST_CASE("GradClip: low-precision norms are taken in float32, where they do not overflow") {
   at::Tensor half = parameter(torch::full({100}, 1000.0F).to(at::kHalf));  // squares beyond 65504
   auto optimizer = sgd({half});

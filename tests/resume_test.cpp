@@ -6,6 +6,7 @@
 #include <frugal/trainer.hpp>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -284,4 +285,25 @@ TEST_CASE("a validation that was cut short is repeated with the same random numb
     CHECK(!whole.empty());
     CHECK(run(true, options) == whole);
   }
+}
+
+TEST_CASE("a check that comes after a save in on_step is made when the run goes on from there") {
+  const auto disk = std::make_shared<std::optional<Disk>>();
+  std::vector<std::int64_t> checks;
+  const auto go_on = [&](bool dies) {
+    fakes::Model model;
+    fakes::Optimizer optimizer{model};
+    std::function<void(const Progress&)> hook;
+    Trainer trainer{model, optimizer, fakes::mean_loss, Checkpoints{disk},
+                    OnStep{[&](const Progress& at) { hook(at); }}};
+    hook = [&](const Progress& at) {
+      if (dies && at.step == 4) trainer.save(), throw std::runtime_error("killed");
+    };
+    trainer.resume();
+    auto validate = [&] { return checks.push_back(trainer.progress().step), 1.0; };
+    trainer.fit(Cut{2}, validate, {.epochs = 1, .validate_every_steps = 2});
+  };
+  CHECK_THROWS_WITH(go_on(true), "killed");
+  go_on(false);
+  CHECK(checks == std::vector<std::int64_t>{2, 4, 6});
 }

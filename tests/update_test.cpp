@@ -5,6 +5,8 @@
 #include <frugal/update.hpp>
 
 #include <limits>
+#include <stdexcept>
+#include <vector>
 
 using namespace frugal;
 using fakes::Log;
@@ -16,6 +18,7 @@ struct Precision {
   Log& log;
   bool overflow = false;
   double factor = 0;
+  int abandoned = 0;
 
   int autocast() { return 0; }
   auto& scale(auto& loss) { return log.push_back("scale"), loss; }
@@ -28,11 +31,16 @@ struct Precision {
     if (!overflow) optimizer.step();
     return !overflow;
   }
+  void abandon(auto&) { ++abandoned; }
 };
 struct Clip {
   static constexpr Role role = Role::clipping;
   Log& log;
-  void clip(auto&) { log.push_back("clip"); }
+  bool throws = false;
+  void clip(auto&) {
+    log.push_back("clip");
+    if (throws) throw std::runtime_error("clip");
+  }
 };
 struct Fused {
   static constexpr Role role = Role::update;
@@ -116,4 +124,22 @@ TEST_CASE("a skipped update closes the window and leaves the weights") {
   CHECK(!accumulator.pending());
   CHECK(loop.model.weight == 0);
   CHECK(loop.model.gradient == 0);
+}
+
+TEST_CASE("an update that throws drops its window, and the precision policy hears of it") {
+  Loop loop;
+  Precision precision{loop.log};
+  Clip clip{loop.log, /*throws=*/true};
+  GradAccumulator accumulator(2);
+  (void)backward(loop.loss(6), 2, accumulator, precision);
+  CHECK_THROWS_WITH(update(loop.optimizer, accumulator, precision, clip), "clip");
+  CHECK(precision.abandoned == 1);
+  CHECK(!accumulator.pending());
+  CHECK(loop.model.gradient == 0);
+  clip.throws = false;
+  CHECK(!backward(loop.loss(3), 2, accumulator, precision));
+  CHECK(backward(loop.loss(3), 2, accumulator, precision));
+  CHECK(update(loop.optimizer, accumulator, precision, clip) == StepResult::applied);
+  CHECK(loop.optimizer.seen == std::vector<double>{3});
+  CHECK(precision.abandoned == 1);
 }

@@ -29,6 +29,9 @@ namespace frugal::inline v0 {
 /// const Batch&)` returns a mean loss, or Weighted{mean loss, samples or tokens}. What happens when: read step() and, from
 /// fit() on, epoch().
 ///
+/// What throws in a backward pass or an update drops its window. What throws afterwards, an observer's on_step say, leaves
+/// the step applied and counted: the next fit() makes up for the check and the save that were due, and goes on.
+///
 /// A policy's verbs, by role, are the concepts in policy.hpp. Optional ones: accumulation `at_epoch_end`; schedule
 /// `observe(metric)`; stopping `best`, `best_at`, `restores_best`. Any policy may have an observer's hooks:
 /// `on_gradients(Model&)`, `on_step(const Progress&)`, `on_skip(const Progress&)`, `on_epoch(const Progress&)`, which may
@@ -52,7 +55,11 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
   template <class Batch>
   StepResult step(const Batch& batch) {
     constexpr bool callable = std::invocable<Loss&, Model&, const Batch&>;
-    static_assert(callable,
+    constexpr bool swapped = !callable && std::invocable<Loss&, const Batch&, Model&>;
+    static_assert(!swapped,
+                  "Trainer: the loss function takes the batch first. Write `loss(Model&, const Batch&)`: the model, "
+                  "then the batch.");
+    static_assert(callable || swapped,
                   "Trainer: the loss function does not fit. Write `loss(Model&, const Batch&)` that returns a "
                   "mean loss or Weighted{mean loss, samples or tokens}.");
     if (!begun_) this->begin();
@@ -62,7 +69,7 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
       phase(Phase::forward);
       auto [loss, weight] = this->evaluate(batch);
       phase(Phase::backward);
-      const bool full = this->backward(loss, weight);
+      const bool full = this->or_drop_window([&] { return this->backward(loss, weight); });
       this->consumed(batch, loss, weight);
       return full ? update_weights() : StepResult::accumulated;
     }
@@ -77,6 +84,7 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
   }
 
   /// Trains until a limit of the options, the stopping policy, an observer or an interruption ends the run.
+  /// Unless it diverged or was interrupted, the last weights are validated. An epoch without a sample to train on is an error.
   ///
   /// `batches` is a range of batches (a container, `*data_loader`), or has `epoch(epoch, consumed)` that returns one
   /// (Batches). `validate()` runs with the model in eval mode, without gradients and, with an Averager, on the averaged
@@ -140,7 +148,7 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
     progress_ = {};
     loss_log_.reset();
     best_.forget(), this->trained_.forget();
-    begun_ = moved_ = this->check_owed_ = false;
+    begun_ = moved_ = false;
     if constexpr (Base::keeps_metrics) this->metrics_.reset();
   }
 
@@ -159,9 +167,11 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
 
  private:
   StepResult update_weights() {
-    phase(Phase::update);
-    return this->closed(detail::update_window(optimizer_, precision(), accumulation(), clipping(), updating(), [&] {
-      each_policy([&](auto& policy) { detail::call_on_gradients(policy, model_, readings()); });
+    return this->closed(this->or_drop_window([&] {
+      phase(Phase::update);
+      return detail::update_window(optimizer_, precision(), accumulation(), clipping(), updating(), [&] {
+        each_policy([&](auto& policy) { detail::call_on_gradients(policy, model_, readings()); });
+      });
     }));
   }
 
@@ -174,12 +184,12 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
     const auto started = std::chrono::steady_clock::now();
     Base::template expect<Validate>(options);
     StopReason reason = stop_reason(options);
-    const bool owed = this->check_owed_;  // the run was interrupted in its last check
-    if (!owed) this->say_if_over(reason);
+    const bool checks = detail::validates<Validate> && this->unchecked(reason);
+    if (!checks) this->say_if_over(reason);
     detail::and_always(
         [&] {
           if constexpr (iterable)
-            if (reason == StopReason::none || owed) reason = train(batches, validate, options);
+            if (reason == StopReason::none || checks || moved_) reason = train(batches, validate, options);
         },
         [&] { this->leave_best(); });
     read_loss();
@@ -190,11 +200,12 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
 
   StopReason train(auto& batches, auto& validate, const FitOptions& options) {
     if (!begun_) this->begin();
-    StopReason reason = this->check_owed_ && !validated(validate) ? StopReason::preempted : stop_reason(options);
+    StopReason reason = stop_reason(options);
+    const bool over = reason != StopReason::none;  // all but its last check, or its last save
+    if (!over) reason = this->make_up(validate, options);
     while (reason == StopReason::none) reason = epoch(batches, validate, options);
-    if (reason != StopReason::preempted) flush();  // an interrupted window is saved with its gradients instead
-    if (reason == StopReason::finished && progress_.metric_step != progress_.step && !validated(validate))
-      reason = StopReason::preempted;
+    if (!over && reason != StopReason::preempted) flush();  // an interrupted window is saved with its gradients instead
+    if (this->unchecked(reason)) reason = validated(validate) ? this->verdict_or(reason) : StopReason::preempted;
     if (moved_) this->save_now();
     this->wait_for_save();
     return reason;
@@ -202,15 +213,14 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
 
   StopReason epoch(auto& batches, auto& validate, const FitOptions& options) {
     detail::train_mode(model_);
+    const Progress before = progress_;
     StopReason reason = micro_batches(batches, validate, options);
     if (reason != StopReason::none) return reason;
     const bool last = progress_.epoch + 1 == options.epochs;
     if (last || !this->carries())
-      if (!after_window(flush(), validate, options)) return StopReason::preempted;
-    if (options.validate_every_steps == 0 && !validated(validate)) {
-      this->check_owed_ = false;  // the end of the epoch comes again
-      return StopReason::preempted;
-    }
+      if (!this->after_window(flush(), validate, options)) return StopReason::preempted;
+    this->expect_training_since(before);
+    if (options.validate_every_steps == 0 && !validated(validate)) return StopReason::preempted;
     ++progress_.epoch;
     progress_.micro_batch = 0;
     this->moved();
@@ -226,7 +236,7 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
     phase(Phase::data);
     auto&& [range, consumed] = detail::rest_of_epoch(batches, progress_);
     for (auto at = this->first_of(range, consumed); at != range.end(); ++at, phase(Phase::data)) {
-      if (!after_window(step(*at), validate, options)) return StopReason::preempted;
+      if (!this->after_window(step(*at), validate, options)) return StopReason::preempted;
       if (const StopReason reason = stop_reason(options); reason != StopReason::none) return reason;
     }
     if (progress_.micro_batch == 0)
@@ -234,16 +244,6 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
                                   " has no batches. Pass a range "
                                   "that can be iterated once per epoch.");
     return StopReason::none;
-  }
-
-  // Validates and saves, if a window was finished and they are due. False: interrupted during the validation.
-  bool after_window(StepResult result, auto& validate, const FitOptions& options) {
-    if (result == StepResult::accumulated) return true;
-    const bool due = result == StepResult::applied && options.validate_every_steps > 0 &&
-                     progress_.step % options.validate_every_steps == 0;
-    if (due && !validated(validate)) return false;
-    save_if_due();
-    return true;
   }
 };
 

@@ -19,14 +19,22 @@ namespace frugal::inline v0 {
 
 namespace detail {
 
+// What backward() and update() can be called with, checked in one place.
 template <class... Policies>
-constexpr bool act_in_update = ((plays<Role::precision, Policies> || plays<Role::accumulation, Policies> ||
-                                 plays<Role::clipping, Policies> || plays<Role::update, Policies>) &&
-                                ...);
-
-template <class... Policies>
-constexpr bool one_per_role = count<Role::precision, Policies...> <= 1 && count<Role::accumulation, Policies...> <= 1 &&
-                              count<Role::clipping, Policies...> <= 1 && count<Role::update, Policies...> <= 1;
+struct Middle {
+  static constexpr bool fit = ((plays<Role::precision, Policies> || plays<Role::accumulation, Policies> ||
+                                plays<Role::clipping, Policies> || plays<Role::update, Policies>) &&
+                               ...);
+  static constexpr bool unique = count<Role::precision, Policies...> <= 1 &&
+                                 count<Role::accumulation, Policies...> <= 1 &&
+                                 count<Role::clipping, Policies...> <= 1 && count<Role::update, Policies...> <= 1;
+  static_assert(
+      fit,
+      "backward, update: only precision, accumulation, clipping and update policies act here. Call the others "
+      "yourself, or use Trainer.");
+  static_assert(unique, "backward, update: two policies of one role. Pass at most one of each.");
+  static constexpr bool sound = fit && unique;
+};
 
 // The order of an update. `watch` sees the unscaled gradients before they are clipped.
 template <class Optimizer>
@@ -60,13 +68,7 @@ StepResult update_window(Optimizer& optimizer, auto& precision, auto& accumulati
 template <class Loss, class Weight, class... Policies>
   requires std::is_arithmetic_v<Weight>
 [[nodiscard]] bool backward(Loss&& loss, Weight weight, Policies&... policies) {
-  constexpr bool fit = detail::act_in_update<Policies...>;
-  constexpr bool unique = detail::one_per_role<Policies...>;
-  static_assert(fit,
-                "backward: only precision, accumulation, clipping and update policies act here. Call the others "
-                "yourself, or use Trainer.");
-  static_assert(unique, "backward: two policies of one role. Pass at most one of each.");
-  if constexpr (fit && unique) {
+  if constexpr (detail::Middle<Policies...>::sound) {
     auto pack = std::tie(policies...);
     auto& precision = detail::slot<Role::precision>(pack);
     return detail::slot<Role::accumulation>(pack).backward(precision.scale(loss), static_cast<double>(weight));
@@ -80,13 +82,7 @@ template <class Loss, class Weight, class... Policies>
 /// the window is dropped: gradients are zeroed and the next window starts afresh.
 template <class Optimizer, class... Policies>
 StepResult update(Optimizer& optimizer, Policies&... policies) {
-  constexpr bool fit = detail::act_in_update<Policies...>;
-  constexpr bool unique = detail::one_per_role<Policies...>;
-  static_assert(fit,
-                "update: only precision, accumulation, clipping and update policies act here. Call the others "
-                "yourself, or use Trainer.");
-  static_assert(unique, "update: two policies of one role. Pass at most one of each.");
-  if constexpr (fit && unique) {
+  if constexpr (detail::Middle<Policies...>::sound) {
     auto pack = std::tie(policies...);
     return detail::update_window(optimizer, detail::slot<Role::precision>(pack), detail::slot<Role::accumulation>(pack),
                                  detail::slot<Role::clipping>(pack), detail::slot<Role::update>(pack), [] {});

@@ -1,4 +1,4 @@
-// expect: backward: only precision, accumulation, clipping and update policies act here.
+// expect: backward, update: only precision, accumulation, clipping and update policies act here.
 #include "parts.hpp"
 
 int main() {

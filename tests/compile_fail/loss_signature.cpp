@@ -2,7 +2,7 @@
 #include "parts.hpp"
 
 int main() {
-  auto wrong = [](const Batch&, Net&) { return Loss{}; };
+  auto wrong = [](const Batch&) { return Loss{}; };
   frugal::Trainer trainer{net, optimizer, wrong};
   trainer.fit(batches);
 }

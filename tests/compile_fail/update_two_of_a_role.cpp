@@ -1,4 +1,4 @@
-// expect: update: two policies of one role.
+// expect: backward, update: two policies of one role.
 #include "parts.hpp"
 
 int main() {

@@ -211,14 +211,20 @@ TEST_CASE("a window starts without gradients from outside of it") {
   CHECK(distance(trained.state(), expected) < exact);
 }
 
-TEST_CASE("a tied parameter that is listed twice has one gradient") {
-  torch::nn::Linear model(2, 1);
-  model->register_parameter("tied", model->weight);
-  torch::optim::SGD optimizer(model->parameters(), 1.0);
-  GradAccumulator accumulator(4);
-  const auto before = model->weight.detach().clone();
-  (void)accumulator.backward(model(torch::ones({3, 2})).mean(), 3);
-  AmpPolicy<Fp32> amp(torch::kCPU);
-  update(optimizer, accumulator, amp);  // a window of 1 of 4: all of them multiplied by 4, once
-  CHECK(model->weight.detach().sub(before).abs().max().item<double>() == Approx(2.0));  // SGD steps it twice, as listed
+TEST_CASE("a tied parameter that is listed twice, or in two groups, has one gradient") {
+  for (const bool precise : {true, false})  // Gradients, or multiply_gradients
+    for (const bool groups : {true, false}) {
+      torch::nn::Linear model(2, 1);
+      torch::optim::SGD optimizer(std::vector{model->weight}, 1.0);
+      if (groups) optimizer.add_param_group(torch::optim::OptimizerParamGroup(std::vector{model->bias}));
+      optimizer.param_groups().back().params().push_back(model->weight);
+      GradAccumulator accumulator(4);
+      const auto before = model->weight.detach().clone();
+      (void)accumulator.backward(model(torch::ones({3, 2})).mean(), 3);
+      AmpPolicy<Fp32> amp(torch::kCPU);
+      // a window of 1 of 4: all gradients multiplied by 4, once
+      precise ? update(optimizer, accumulator, amp) : update(optimizer, accumulator);
+      // SGD steps it twice, as listed
+      CHECK(model->weight.detach().sub(before).abs().max().item<double>() == Approx(2.0));
+    }
 }

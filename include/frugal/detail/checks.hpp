@@ -1,12 +1,11 @@
 #pragma once
 
+#include <frugal/detail/endings.hpp>
 #include <frugal/detail/evaluation.hpp>
-#include <frugal/detail/parts.hpp>
 #include <frugal/policy.hpp>
 #include <frugal/run.hpp>
 
 #include <c10/core/GradMode.h>
-#include <c10/util/Exception.h>
 
 #include <concepts>
 #include <cstdint>
@@ -16,16 +15,16 @@
 
 namespace frugal::inline v0::detail {
 
-// What a Trainer does between its steps: validate, observe, keep the best, save, stop. Everything that several processes
-// would have to agree on is decided in one function each: save_if_due, interrupted, stop_reason.
+// What a Trainer does between its steps: validate, observe, keep the best, save. Everything that several processes would
+// have to agree on is decided in one function each: check_due, save_if_due, interrupted, stop_reason.
 template <class Model, class Optimizer, class Loss, class... Policies>
-class Checks : protected Parts<Model, Optimizer, Loss, Policies...> {
-  using Base = Parts<Model, Optimizer, Loss, Policies...>;
+class Checks : protected Endings<Model, Optimizer, Loss, Policies...> {
+  using Base = Endings<Model, Optimizer, Loss, Policies...>;
 
  protected:
   using typename Base::Composed;
   template <Role R>
-  static constexpr bool absent = Composed::template absent<R>;
+  static constexpr bool absent = Base::template absent<R>;
   template <class Validate>
   static constexpr bool takes_interruption = [] {
     if constexpr (absent<Role::interruption>) return false;
@@ -52,7 +51,7 @@ class Checks : protected Parts<Model, Optimizer, Loss, Policies...> {
       and_always(
           [&] {
             const Metrics metrics = measure(validate);
-            counts = !(takes_interruption<Validate> && interrupted());
+            counts = !(takes_interruption<Validate> && this->interrupted());
             if (counts) observe(metrics);
             else random.restore();  // it is repeated after a resume
           },
@@ -60,7 +59,6 @@ class Checks : protected Parts<Model, Optimizer, Loss, Policies...> {
             if (averaged) averaging().swap(model_);
             train_mode(model_);
           });
-      this->check_owed_ = !counts;
       return counts;
     }
   }
@@ -187,46 +185,18 @@ class Checks : protected Parts<Model, Optimizer, Loss, Policies...> {
     }
   }
 
-  bool interrupted() { return interruption().requested(); }
-
-  static bool is_finished(const Progress& at, const FitOptions& options) {
-    return (options.epochs > 0 && at.epoch >= options.epochs) ||
-           (options.max_steps > 0 && at.step >= options.max_steps);
+  // Validates and saves, if a window was finished and they are due. False: interrupted during the validation.
+  bool after_window(StepResult result, auto& validate, const FitOptions& options) {
+    if (result == StepResult::accumulated) return true;
+    if (this->check_due(options) && !validated(validate)) return false;
+    save_if_due();
+    return true;
   }
-  // Why the run must not go on, asked after every micro-batch, check and epoch; `none`: it goes on.
-  StopReason stop_reason(const FitOptions& options) {
-    StopReason reason = stopping().reason();
-    each_policy([&](auto& policy) {
-      using Type = std::remove_cvref_t<decltype(policy)>;
-      if constexpr (plays<Role::observer, Type> && AsksToStop<Type>)
-        if (reason == StopReason::none) reason = policy.stop();
-    });
-    if (reason != StopReason::none) return reason;
-    if (is_finished(progress_, options)) return StopReason::finished;
-    return interrupted() ? StopReason::preempted : StopReason::none;
-  }
-
-  void say_if_over(StopReason reason) const {
-    if (reason == StopReason::none || reason == StopReason::preempted) return;
-    TORCH_WARN("Trainer: this run is over (", to_string(reason), " after ", progress_.epoch, " epochs and ",
-               progress_.step, " steps), fit() does nothing. Raise the limits, or call restart() for a new run.");
-  }
-
-  template <class Validate>
-  static void expect(const FitOptions& options) {
-    const auto need = [](bool holds, const char* sentence) {
-      if (!holds) throw std::invalid_argument(std::string("Trainer: ") + sentence);
-    };
-    constexpr bool somebody_stops = !absent<Role::stopping> || !absent<Role::interruption> ||
-                                    ((plays<Role::observer, Policies> && AsksToStop<Policies>) || ...);
-    need(options.epochs >= 0 && options.max_steps >= 0 && options.validate_every_steps >= 0,
-         "epochs, max_steps and validate_every_steps must not be negative. 0 means no limit, and once per epoch.");
-    need(options.epochs > 0 || options.max_steps > 0 || somebody_stops,
-         "nothing would ever end this run. Set epochs or max_steps, or pass an EarlyStopper.");
-    need(options.validate_every_steps == 0 || validates<Validate>,
-         "validate_every_steps is set, but there is no validation. Pass validate to fit().");
-    if (!validates<Validate> && !absent<Role::stopping>)
-      TORCH_WARN("Trainer: the stopping policy never hears of a metric, since fit() has no validation. Pass validate.");
+  // The check and the save that an exception or an interruption took from the last window, or from the last epoch its save.
+  StopReason make_up(auto& validate, const FitOptions& options) {
+    if (this->check_due(options) && !validated(validate)) return StopReason::preempted;
+    if (moved_ && !this->accumulation().pending()) save_if_due();
+    return this->stop_reason(options);
   }
 };
 

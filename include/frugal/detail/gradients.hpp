@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/_sparse_coo_tensor_unsafe.h>
 #include <ATen/ops/view_as_real.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
@@ -33,7 +34,7 @@ class Gradients {
  public:
   // Calls use(list) for every (device, dtype), with gradient recording off. In the lists: the values of a sparse
   // gradient (coalesced: a sum of duplicates may overflow although no part does), the real view of a complex one; no
-  // empty ones.
+  // empty ones. A gradient that waits to be conjugated or negated is so first: these kernels do not write into it.
   void each_kind(auto& optimizer, auto&& use) {
     const c10::NoGradGuard off;
     const Emptied emptied{kinds_};
@@ -56,14 +57,24 @@ class Gradients {
     at::Tensor gradient = parameter.grad();
     if (!gradient.defined() || !first_time(parameter)) return;
     if (gradient.layout() == at::kSparse) {
+      if (is_lazy(gradient._values())) parameter.mutable_grad() = gradient = with_values_resolved(gradient);
       if (!gradient.is_coalesced()) parameter.mutable_grad() = gradient = gradient.coalesce();
       gradient = gradient._values();
+    } else if (is_lazy(gradient)) {
+      parameter.mutable_grad() = gradient = resolved(gradient);
     }
     TORCH_CHECK(gradient.layout() == at::kStrided, "frugal: a gradient has layout ", gradient.layout(),
                 ". Gradients must be strided or sparse (COO).");
     if (gradient.numel() == 0) return;
     if (gradient.is_complex()) gradient = at::view_as_real(gradient);
     list_for(gradient).push_back(std::move(gradient));
+  }
+
+  static bool is_lazy(const at::Tensor& gradient) { return gradient.is_conj() || gradient.is_neg(); }
+  static at::Tensor resolved(const at::Tensor& gradient) { return gradient.resolve_conj().resolve_neg(); }
+  static at::Tensor with_values_resolved(const at::Tensor& sparse) {
+    return at::_sparse_coo_tensor_unsafe(sparse._indices(), resolved(sparse._values()), sparse.sizes(),
+                                         sparse.options(), sparse.is_coalesced());
   }
 
   // A tied parameter that is listed twice has one gradient.

@@ -45,14 +45,16 @@ Kept detached(const auto& loss) {
   else return Kept{};
 }
 
-// Windows of one micro-batch: the last loss.
+// Windows of one micro-batch: the last loss. It counts when the window is closed; a window that is dropped takes an unread
+// loss before it along, so that one loss is all there is to keep.
 template <class Loss>
 class LastLoss {
  public:
   void add(const auto& loss, double weight) {
-    if (weight != 0) last_ = detached<Loss>(loss), unread_ = true;
+    if (weight != 0) last_ = detached<Loss>(loss), unread_ = false;
   }
-  static void close() {}
+  void close() { unread_ = true; }
+  static void drop() {}
   // The mean loss of the last closed window, if nobody took it yet: one device sync.
   std::optional<double> take() {
     if (!std::exchange(unread_, false)) return std::nullopt;
@@ -80,6 +82,7 @@ class WindowLoss {
     std::swap(open_, closed_);
     open_.clear();
   }
+  void drop() { open_.clear(); }
   // The mean loss of the last closed window, if nobody took it yet: one device sync.
   std::optional<double> take() {
     const auto [sum, weight] = closed_.total();

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <frugal/detail/batch_search.hpp>
+#include <frugal/detail/gradients.hpp>
 #include <frugal/detail/module.hpp>
 #include <frugal/detail/out_of_memory.hpp>
 #include <frugal/detail/snapshot.hpp>
@@ -8,7 +9,9 @@
 #include <frugal/state_guard.hpp>
 #include <frugal/update.hpp>
 
+#include <ATen/core/Tensor.h>
 #include <ATen/DeviceAccelerator.h>
+#include <ATen/ops/_foreach_zero.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Device.h>
 #include <c10/util/Exception.h>
@@ -18,6 +21,7 @@
 #include <optional>
 #include <tuple>
 #include <type_traits>
+#include <vector>
 
 namespace frugal::inline v0::detail {
 
@@ -52,17 +56,23 @@ class DeviceMeter {
   c10::DeviceIndex index_ = 0;
 };
 
-// A precision policy that steps on overflow too: the optimizer's state must exist, and a trial's numbers do not matter.
+// A precision policy that never overflows, and so neither skips nor complains of skips: the optimizer's state must exist,
+// and a trial's numbers do not matter. Its gradients are zero before anybody looks at them.
 template <class Precision>
-struct AlwaysStepping {
+struct NeverOverflowing {
   static constexpr Role role = Role::precision;
   Precision& precision;
+  Gradients gradients = {};
 
   auto autocast() { return precision.autocast(); }
   decltype(auto) scale(auto&& loss) { return precision.scale(loss); }
-  void unscale(auto& optimizer, double factor) { precision.unscale(optimizer, factor); }
+  void unscale(auto& optimizer, double factor) {
+    if constexpr (requires { optimizer.param_groups(); })
+      gradients.each_kind(optimizer, [](std::vector<at::Tensor>& list) { at::_foreach_zero_(list); });
+    precision.unscale(optimizer, factor);
+  }
   bool step(auto& optimizer) {
-    if (!precision.step(optimizer)) optimizer.step();
+    if (!precision.step(optimizer)) optimizer.step();  // whatever made it skip
     return true;
   }
 };
@@ -112,7 +122,7 @@ class ModelTrial {
   std::optional<MemoryUse> operator()(std::int64_t size) { return guarded(size); }
   std::optional<MemoryUse> operator()(std::int64_t size, auto& precision) {
     const GuardedPolicy state(precision);
-    AlwaysStepping<std::remove_reference_t<decltype(precision)>> stepping{precision};
+    NeverOverflowing<std::remove_reference_t<decltype(precision)>> stepping{precision};
     return guarded(size, stepping);
   }
 

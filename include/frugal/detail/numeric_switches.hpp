@@ -1,9 +1,7 @@
 #pragma once
 
 #include <ATen/Context.h>
-#include <c10/util/Exception.h>
 
-#include <iterator>
 #include <utility>
 
 // LibTorch's process-wide numeric switches, for policies that change them: counted by owner, restored by the last one.
@@ -63,49 +61,55 @@ class Float32Switches {
 // The switches behind equal bits from run to run.
 class DeterminismSwitches {
  public:
-  DeterminismSwitches() {
-    auto& context = at::globalContext();
-    algorithms_ = context.deterministicAlgorithms();
-    warn_only_ = context.deterministicAlgorithmsWarnOnly();
-    fp16_reduction_ = context.allowFP16ReductionCuBLAS();
-    bf16_reduction_ = context.allowBF16ReductionCuBLAS();
-    for (int i = 0; i < count; ++i) saved_[i] = (context.*switches[i].get)();
+  // Notes the present state and sets every switch to the value that makes two runs equal.
+  DeterminismSwitches() : found_(Values::now()) { Values{}.set(); }
 
-    context.setDeterministicAlgorithms(true, /*warn_only=*/false);
-    context.setAllowFP16ReductionCuBLAS(false);
-    context.setAllowBF16ReductionCuBLAS(false);
-    for (const auto& one : switches) (context.*one.set)(one.exact);
-  }
-
-  void restore() const {
-    using Option = at::CuBLASReductionOption;
-    auto& context = at::globalContext();
-    const auto reduced = [](Option o) { return o == Option::AllowReducedPrecisionWithSplitK; };
-    const auto split = [](Option o) { return o != Option::DisallowReducedPrecisionDisallowSplitK; };
-    context.setDeterministicAlgorithms(algorithms_, warn_only_);
-    context.setAllowFP16ReductionCuBLAS(reduced(fp16_reduction_), split(fp16_reduction_));
-    context.setAllowBF16ReductionCuBLAS(reduced(bf16_reduction_), split(bf16_reduction_));
-    for (int i = 0; i < count; ++i) (context.*switches[i].set)(saved_[i]);
-  }
+  void restore() const { found_.set(); }
 
  private:
-  struct Switch {
-    bool (at::Context::*get)() const;
-    void (at::Context::*set)(bool);
-    bool exact;  // the value that makes two runs equal
-  };
-  static constexpr Switch switches[] = {
-      {&at::Context::deterministicCuDNN, &at::Context::setDeterministicCuDNN, true},
-      {&at::Context::deterministicMkldnn, &at::Context::setDeterministicMkldnn, true},
-      {&at::Context::benchmarkCuDNN, &at::Context::setBenchmarkCuDNN, false},  // timing chooses the kernel
-      {&at::Context::deterministicFillUninitializedMemory, &at::Context::setDeterministicFillUninitializedMemory, true},
-      {&at::Context::allowFP16AccumulationCuBLAS, &at::Context::setAllowFP16AccumulationCuBLAS, false},
-      {&at::Context::allowFP16BF16ReductionMathSDP, &at::Context::setAllowFP16BF16ReductionMathSDP, false},
-      {&at::Context::allowFP16ReductionCPU, &at::Context::setAllowFP16ReductionCPU, false}};
-  static constexpr int count = static_cast<int>(std::size(switches));
+  using Reduction = at::CuBLASReductionOption;
 
-  bool algorithms_, warn_only_, saved_[count];
-  at::CuBLASReductionOption fp16_reduction_, bf16_reduction_;
+  // As they are when two runs must be equal.
+  struct Values {
+    bool algorithms = true, warn_only = false;
+    bool cudnn = true, mkldnn = true, fill_uninitialized = true;
+    bool benchmark = false;  // timing chooses the kernel
+    bool fp16_accumulation = false, math_attention = false, fp16_on_cpu = false;
+    Reduction fp16 = Reduction::DisallowReducedPrecisionAllowSplitK;
+    Reduction bf16 = Reduction::DisallowReducedPrecisionAllowSplitK;
+
+    static Values now() {
+      const auto& context = at::globalContext();
+      return {.algorithms = context.deterministicAlgorithms(),
+              .warn_only = context.deterministicAlgorithmsWarnOnly(),
+              .cudnn = context.deterministicCuDNN(),
+              .mkldnn = context.deterministicMkldnn(),
+              .fill_uninitialized = context.deterministicFillUninitializedMemory(),
+              .benchmark = context.benchmarkCuDNN(),
+              .fp16_accumulation = context.allowFP16AccumulationCuBLAS(),
+              .math_attention = context.allowFP16BF16ReductionMathSDP(),
+              .fp16_on_cpu = context.allowFP16ReductionCPU(),
+              .fp16 = context.allowFP16ReductionCuBLAS(),
+              .bf16 = context.allowBF16ReductionCuBLAS()};
+    }
+    void set() const {
+      auto& context = at::globalContext();
+      context.setDeterministicAlgorithms(algorithms, warn_only);
+      context.setDeterministicCuDNN(cudnn);
+      context.setDeterministicMkldnn(mkldnn);
+      context.setDeterministicFillUninitializedMemory(fill_uninitialized);
+      context.setBenchmarkCuDNN(benchmark);
+      context.setAllowFP16AccumulationCuBLAS(fp16_accumulation);
+      context.setAllowFP16BF16ReductionMathSDP(math_attention);
+      context.setAllowFP16ReductionCPU(fp16_on_cpu);
+      context.setAllowFP16ReductionCuBLAS(reduced(fp16), split(fp16));
+      context.setAllowBF16ReductionCuBLAS(reduced(bf16), split(bf16));
+    }
+    static bool reduced(Reduction option) { return option == Reduction::AllowReducedPrecisionWithSplitK; }
+    static bool split(Reduction option) { return option != Reduction::DisallowReducedPrecisionDisallowSplitK; }
+  };
+
+  Values found_;
 };
 
 }  // namespace frugal::inline v0::detail

@@ -3,6 +3,7 @@
 #include <frugal/detail/batch_weight.hpp>
 #include <frugal/detail/best_weights.hpp>
 #include <frugal/detail/composition.hpp>
+#include <frugal/detail/evaluation.hpp>
 #include <frugal/detail/loss_log.hpp>
 #include <frugal/detail/place.hpp>
 #include <frugal/policy.hpp>
@@ -119,6 +120,19 @@ class Parts {
     }
   }
 
+  // What throws on the way drops the window: the next one starts without gradients, and its loss is its own.
+  auto or_drop_window(auto&& body) {
+    try {
+      return body();
+    } catch (...) {
+      optimizer_.zero_grad();
+      accumulation().finish();
+      loss_log_.drop();
+      place_.close(progress_);
+      throw;
+    }
+  }
+
   template <class Batch>
   void consumed(const Batch& batch, const auto& loss, double weight) {
     ++progress_.micro_batch;
@@ -137,17 +151,18 @@ class Parts {
     auto first = std::optional(evaluate(batch));
     const auto loss_of_first = std::as_const(*first).loss;
     const double weight = first->weight;
+    if (weight != 0)
+      optimizer_.step([&] {
+        optimizer_.zero_grad();
+        auto loss = first ? std::exchange(first, std::nullopt)->loss : evaluate(batch).loss;
+        loss.backward();
+        return loss;
+      });
     consumed(batch, loss_of_first, weight);
     if (weight == 0) return StepResult::accumulated;
-    optimizer_.step([&] {
-      optimizer_.zero_grad();
-      auto loss = first ? std::exchange(first, std::nullopt)->loss : evaluate(batch).loss;
-      loss.backward();
-      return loss;
-    });
-    each_policy([&](auto& policy) { call_on_gradients(policy, model_, readings()); });
-    optimizer_.zero_grad();
-    return closed(StepResult::applied);
+    const auto watch = [&] { each_policy([&](auto& policy) { call_on_gradients(policy, model_, readings()); }); };
+    and_always(watch, [&] { optimizer_.zero_grad(), closed(StepResult::applied); });  // it is, whatever they say
+    return StepResult::applied;
   }
 
   // Books what an update did and tells the observers; everything here but on_skip happens to applied steps only.
@@ -187,16 +202,12 @@ class Parts {
       parts.loss_log_.save(out);
       parts.best_.save(out, "best");
       parts.trained_.save(out, "trained");
-      out.write("check_owed", std::int64_t{parts.check_owed_});
       parts.place_.save(out, parts.accumulation().pending());
     }
     void load(auto& in) {
       parts.loss_log_.load(in);
       parts.best_.load(in, "best");
       parts.trained_.load(in, "trained");
-      std::int64_t owed = 0;
-      in.read("check_owed", owed);
-      parts.check_owed_ = owed != 0;
       parts.place_.load(in);
     }
   };
@@ -227,8 +238,7 @@ class Parts {
   mutable Progress progress_;
   mutable LossLog loss_log_;
   bool begun_ = false;
-  bool moved_ = false;       // since the last save
-  bool check_owed_ = false;  // an interruption cut a check short that nothing else repeats
+  bool moved_ = false;  // since the last save
   [[no_unique_address]] std::conditional_t<keeps_weights, KeptWeights<Kept>, NoWeights> best_;
   // What was being trained, while the model holds the best weights. Another type: two empty members of one type have a size.
   struct NoneTrained : NoWeights {};

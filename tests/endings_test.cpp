@@ -1,0 +1,312 @@
+#include "support/catch.hpp"
+#include "support/fakes.hpp"
+
+#include <frugal/early_stopper.hpp>
+#include <frugal/grad_accumulator.hpp>
+#include <frugal/trainer.hpp>
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+using namespace frugal;
+using fakes::Batch;
+
+// How a run ends, and what it still owes when an exception ended a fit().
+
+namespace {
+
+struct Run {
+  fakes::Model model{.log = nullptr};
+  fakes::Optimizer optimizer{model};
+  std::vector<Batch> batches{{1, 4}, {2, 4}, {3, 4}, {4, 4}};
+  std::vector<std::int64_t> checks;  // the steps that were validated
+
+  auto trainer(auto... policies) { return Trainer{model, optimizer, fakes::mean_loss, std::move(policies)...}; }
+  auto validate(auto& trainer) {
+    return [&] { return checks.push_back(trainer.progress().step), 1.0; };
+  }
+};
+
+// Saves are noted as epoch.micro_batch; the first `failing` waits find that the disk was full.
+struct Checkpoints {
+  static constexpr Role role = Role::checkpointing;
+  std::vector<std::string>* saves;
+  std::int64_t every_steps = 0;
+  int failing = 0;
+  bool due(const Progress& at) const { return at.micro_batch == 0 || (every_steps > 0 && at.step % every_steps == 0); }
+  void save(const Progress& at, auto&, auto&, auto&...) {
+    saves->push_back(std::to_string(at.epoch) + "." + std::to_string(at.micro_batch));
+  }
+  std::optional<Progress> restore(auto&, auto&, auto&...) { return std::nullopt; }
+  void wait() {
+    if (failing-- > 0) throw std::runtime_error("disk full");
+  }
+};
+using Saves = std::vector<std::string>;
+using Checks = std::vector<std::int64_t>;
+
+struct StopsAt {
+  static constexpr Role role = Role::observer;
+  std::int64_t step;
+  StopReason reason;
+  std::int64_t now = 0;
+  void on_step(const Progress& at) { now = at.step; }
+  StopReason stop() const { return now >= step ? reason : StopReason::none; }
+};
+
+// Every window overflows.
+struct Overflows {
+  static constexpr Role role = Role::precision;
+  static constexpr bool can_skip = true;
+  int autocast() { return 0; }
+  auto& scale(auto& loss) { return loss; }
+  void unscale(auto&, double) {}
+  bool step(auto&) { return false; }
+};
+
+struct ThrowsOnce {
+  static constexpr Role role = Role::observer;
+  enum Where { gradients, step, skip, epoch, update } where;
+  std::int64_t at = 1;
+  bool thrown = false;
+  void on_gradients(fakes::Model&) { maybe(gradients, at); }
+  void on_step(const Progress& now) { maybe(step, now.step); }
+  void on_skip(const Progress& now) { maybe(skip, now.skipped); }
+  void on_epoch(const Progress& now) { maybe(epoch, now.epoch); }
+  void on_phase(Phase phase) {
+    if (phase == Phase::update) maybe(update, at);
+  }
+  void maybe(Where here, std::int64_t now) {
+    if (here == where && now == at && !std::exchange(thrown, true)) throw std::runtime_error("observer");
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a run that ends as it should has its last weights validated, whatever ended it; every end is saved") {
+  struct Row {
+    StopReason reason;
+    Checks checks;
+    int exit_code;
+  };
+  for (const auto& row :
+       {Row{StopReason::finished, {2}, 0}, Row{StopReason::budget, {2}, 0}, Row{StopReason::plateau, {2}, 0},
+        Row{StopReason::target_reached, {2}, 0}, Row{StopReason::diverged, {}, 1}, Row{StopReason::non_finite, {}, 1},
+        Row{StopReason::preempted, {}, 75}}) {
+    INFO(to_string(row.reason));
+    Run run;
+    Saves saves;
+    auto trainer = run.trainer(StopsAt{2, row.reason}, Checkpoints{&saves});
+    for (int i = 0; i < 2; ++i) {  // the second fit() finds a run that is over
+      const RunReport report = trainer.fit(run.batches, run.validate(trainer), {.epochs = 3});
+      CHECK(report.reason == row.reason);
+      CHECK(report.exit_code() == row.exit_code);
+      CHECK(report.progress.step == 2);
+      CHECK(run.checks == row.checks);
+      CHECK(saves == Saves{"0.2"});
+    }
+  }
+}
+
+TEST_CASE("a run that the stopping policy ends has had its check; the last check of another may be its verdict") {
+  Run run;
+  SECTION("no second check, although a carried window was stepped on") {
+    auto trainer =
+        run.trainer(GradAccumulator({.steps = 3, .at_epoch_end = AtEpochEnd::carry}), EarlyStopper({.target = 1.0}));
+    CHECK(trainer.fit(run.batches, run.validate(trainer), {.epochs = 3}).reason == StopReason::target_reached);
+    CHECK(trainer.progress().step == 2);
+    CHECK(run.checks == Checks{1});
+  }
+  SECTION("the target is reached with the last step that is allowed") {
+    auto trainer = run.trainer(EarlyStopper({.target = 1.0}));
+    for (int i = 0; i < 2; ++i)
+      CHECK(trainer.fit(run.batches, run.validate(trainer), {.epochs = 0, .max_steps = 3}).reason ==
+            StopReason::target_reached);
+    CHECK(run.checks == Checks{3});
+  }
+  SECTION("the last check finds that the run diverged") {
+    auto trainer = run.trainer(EarlyStopper({.diverged_at = 0.5}), StopsAt{2, StopReason::budget});
+    const RunReport report = trainer.fit(run.batches, run.validate(trainer), {.epochs = 3});
+    CHECK(report.reason == StopReason::diverged);
+    CHECK(report.exit_code() == 1);
+  }
+}
+
+TEST_CASE("a check and a save that an observer's exception prevented are made up for, once") {
+  Run run;
+  Saves saves;
+  SECTION("on_step") {
+    auto trainer = run.trainer(ThrowsOnce{ThrowsOnce::step, 2}, Checkpoints{&saves, 2});
+    const auto fit = [&] {
+      return trainer.fit(run.batches, run.validate(trainer), {.epochs = 1, .validate_every_steps = 2});
+    };
+    CHECK_THROWS_WITH(fit(), "observer");
+    CHECK(trainer.progress().step == 2);
+    CHECK(run.checks.empty());
+    fit();
+    CHECK(run.checks == Checks{2, 4});
+    CHECK(saves == Saves{"0.2", "0.4", "1.0"});
+    CHECK(run.optimizer.seen == std::vector<double>{1, 2, 3, 4});
+  }
+  SECTION("on_skip") {
+    auto trainer = run.trainer(Overflows{}, ThrowsOnce{ThrowsOnce::skip, 2}, Checkpoints{&saves, 1});
+    CHECK_THROWS_WITH(trainer.fit(run.batches), "observer");
+    CHECK(saves == Saves{"0.1"});
+    trainer.fit(run.batches);
+    CHECK(saves == Saves{"0.1", "0.2", "0.3", "0.4", "1.0"});
+  }
+  SECTION("on_epoch") {
+    auto trainer = run.trainer(ThrowsOnce{ThrowsOnce::epoch, 1}, Checkpoints{&saves});
+    CHECK_THROWS_WITH(trainer.fit(run.batches, {.epochs = 2}), "observer");
+    CHECK(saves.empty());
+    trainer.fit(run.batches, {.epochs = 2});
+    CHECK(saves == Saves{"1.0", "2.0"});
+  }
+  SECTION("on_epoch, at the end of the run") {
+    auto trainer = run.trainer(ThrowsOnce{ThrowsOnce::epoch, 1}, Checkpoints{&saves});
+    CHECK_THROWS_WITH(trainer.fit(run.batches), "observer");
+    CHECK(trainer.fit(run.batches).reason == StopReason::finished);
+    CHECK(saves == Saves{"1.0"});
+    CHECK(run.optimizer.seen.size() == 4);
+  }
+  SECTION("validate itself") {
+    auto trainer = run.trainer();
+    bool throws = true;
+    const auto fit = [&] {
+      trainer.fit(run.batches,
+                  [&] {
+                    if (std::exchange(throws, false)) throw std::runtime_error("validation");
+                    return run.validate(trainer)();
+                  },
+                  {.epochs = 1, .validate_every_steps = 3});
+    };
+    CHECK_THROWS_WITH(fit(), "validation");
+    fit();
+    CHECK(run.checks == Checks{3, 4});
+  }
+}
+
+TEST_CASE("what has been checked is not checked again by the next fit()") {
+  Run run;
+  auto trainer = run.trainer();
+  for (const std::int64_t steps : {2, 4})
+    trainer.fit(run.batches, run.validate(trainer), {.epochs = 0, .max_steps = steps, .validate_every_steps = 2});
+  CHECK(run.checks == Checks{2, 4});
+}
+
+TEST_CASE("a last save that failed is tried again, although the run is over") {
+  Run run;
+  Saves saves;
+  auto trainer = run.trainer(Checkpoints{.saves = &saves, .failing = 2});
+  for (int i = 0; i < 2; ++i) CHECK_THROWS_WITH(trainer.fit(run.batches), "disk full");
+  CHECK(trainer.fit(run.batches).reason == StopReason::finished);
+  CHECK(saves == Saves{"1.0", "1.0", "1.0"});
+  trainer.fit(run.batches);
+  CHECK(saves.size() == 3);
+  CHECK(run.optimizer.seen.size() == 4);
+}
+
+TEST_CASE("an epoch in which nothing has weight is an error, not a loop without end") {
+  Run run;
+  auto trainer = run.trainer(GradAccumulator(2));
+  run.batches.assign(3, Batch{std::numeric_limits<double>::quiet_NaN(), 0});
+  CHECK_THROWS_WITH(trainer.fit(run.batches, {.epochs = 0, .max_steps = 2}),
+                    ContainsSubstring("epoch 0 has 3 batches and none with a sample"));
+  trainer.restart();
+  run.batches.push_back({1, 4});
+  CHECK(trainer.fit(run.batches, {.epochs = 0, .max_steps = 2}).progress.epoch == 1);
+  SECTION("a window that is carried on counts, and so does a skip") {
+    auto carries = run.trainer(GradAccumulator({.steps = 7, .at_epoch_end = AtEpochEnd::carry}));
+    CHECK(carries.fit(run.batches, {.epochs = 0, .max_steps = 1}).progress.epoch == 1);
+    auto skips = run.trainer(Overflows{});
+    CHECK(skips.fit(run.batches, {.epochs = 2}).progress.skipped == 2);
+  }
+}
+
+namespace {
+
+struct Fragile {
+  fakes::Loss loss;
+  bool throws;
+  void backward() const {
+    loss.backward();  // some of the gradients are there already
+    if (throws) throw std::runtime_error("backward");
+  }
+  Fragile operator*(double factor) const { return {loss * factor, throws}; }
+  explicit operator double() const { return loss.value; }
+};
+struct Lbfgs {
+  fakes::Model& model;
+  void step(auto&& closure) { closure(), model.weight -= model.gradient; }
+  void zero_grad() { model.gradient = 0; }
+};
+struct SecondUpdate {
+  static constexpr Role role = Role::observer;
+  bool throws;
+  int updates = 0;
+  void on_phase(Phase phase) {
+    if (phase == Phase::update && ++updates == 2 && throws) throw std::runtime_error("observer");
+  }
+};
+constexpr auto fragile = [](fakes::Model& model, const Batch& batch) {
+  return Fragile{fakes::mean_loss(model, batch), batch.mean == 100};
+};
+
+}  // namespace
+
+TEST_CASE("a window that is dropped leaves neither gradients nor its loss behind") {
+  Run run;
+  const auto good_bad_good = [&](auto& trainer, std::int64_t window) {
+    const auto steps = [&](double mean) {
+      for (std::int64_t i = 0; i < window; ++i) trainer.step(Batch{mean, 4});
+    };
+    steps(1);
+    CHECK(trainer.progress().loss == 1);
+    CHECK_THROWS(steps(100));
+    CHECK(trainer.progress().loss == 1);
+    steps(3);
+    CHECK(trainer.progress().loss == 3);
+    CHECK(run.optimizer.seen == std::vector<double>{1, 3});
+  };
+  SECTION("backward throws") {
+    Trainer trainer{run.model, run.optimizer, fragile};
+    good_bad_good(trainer, 1);
+  }
+  SECTION("backward throws inside of a window") {
+    Trainer trainer{run.model, run.optimizer, fragile, GradAccumulator(2)};
+    good_bad_good(trainer, 2);
+  }
+  for (const auto where : {ThrowsOnce::gradients, ThrowsOnce::update}) {
+    int windows = 0;
+    OnGradients second{[&](fakes::Model&) {
+      if (++windows == 2 && where == ThrowsOnce::gradients) throw std::runtime_error("observer");
+    }};
+    DYNAMIC_SECTION("an update throws, " << int{where}) {
+      auto trainer = run.trainer(second, SecondUpdate{where == ThrowsOnce::update});
+      good_bad_good(trainer, 1);
+    }
+    DYNAMIC_SECTION("an update of several micro-batches throws, " << int{where}) {
+      auto trainer = run.trainer(GradAccumulator(2), second, SecondUpdate{where == ThrowsOnce::update});
+      good_bad_good(trainer, 2);
+    }
+  }
+}
+
+TEST_CASE("with a closure, a step that throws does not count, and one that was made does") {
+  Run run;
+  Lbfgs optimizer{run.model};
+  Trainer trainer{run.model, optimizer, fragile, ThrowsOnce{ThrowsOnce::gradients}};
+  CHECK_THROWS_WITH(trainer.step(Batch{100, 4}), "backward");
+  CHECK(trainer.progress().samples == 0);
+  CHECK(std::isnan(trainer.progress().loss));
+  CHECK_THROWS_WITH(trainer.step(Batch{2, 4}), "observer");  // its gradients are seen when the step is made
+  CHECK(run.model.weight == -2);
+  CHECK(trainer.progress().step == 1);
+  CHECK(trainer.progress().loss == 2);
+}
