@@ -20,6 +20,8 @@ namespace frugal::inline v0::detail {
 class Averages {
  public:
   Averages() = default;
+  Averages(const Averages&) = default;
+  Averages& operator=(const Averages&) = default;
   Averages(Averages&& other) noexcept { *this = std::move(other); }
   // The other one has no model any more, and no averages.
   Averages& operator=(Averages&& other) noexcept {

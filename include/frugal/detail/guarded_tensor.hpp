@@ -18,10 +18,10 @@ class GuardedTensor {
  public:
   explicit GuardedTensor(at::Tensor live)
       : live_(std::move(live)),
-        memory_(without_repetitions(live_.detach(), live_)),
+        memory_(live_.layout() == at::kStrided ? without_repetitions(live_.detach(), live_) : live_),
         place_(live_.detach()),
         requires_grad_(live_.requires_grad()) {
-    values_ = memory_.to(c10::DeviceType::CPU, memory_.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+    values_ = memory_.detach().to(c10::DeviceType::CPU, memory_.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
   }
 
   const at::Tensor& live() const { return live_; }
