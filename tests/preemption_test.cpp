@@ -91,15 +91,15 @@ TEST_CASE("a preemption hears only what comes after it was made") {
 TEST_CASE("a signal wakes its own owners alone") {
   UserHandler user;
   CHECK(status_of([] {
-    Preemption reclaim({.signals = {SIGTERM, SIGINT}}), notice = on_usr1();
-    raise(SIGTERM);
-    if (!reclaim.requested() || notice.requested()) _exit(1);
-    raise(SIGUSR1);  // the first one for its owner: nobody dies of it
-    if (!notice.requested()) _exit(1);
-    notice.reset();
-    if (!reclaim.requested()) _exit(1);
-    raise(SIGUSR1);
-  }) == 0);
+          Preemption reclaim({.signals = {SIGTERM, SIGINT}}), notice = on_usr1();
+          raise(SIGTERM);
+          if (!reclaim.requested() || notice.requested()) _exit(1);
+          raise(SIGUSR1);  // the first one for its owner: nobody dies of it
+          if (!notice.requested()) _exit(1);
+          notice.reset();
+          if (!reclaim.requested()) _exit(1);
+          raise(SIGUSR1);
+        }) == 0);
   const int status = status_of([] {
     Preemption reclaim({.signals = {SIGTERM, SIGINT}}), notice = on_usr1();
     raise(SIGUSR1), raise(SIGTERM);
@@ -108,12 +108,12 @@ TEST_CASE("a signal wakes its own owners alone") {
   REQUIRE(WIFSIGNALED(status));
   CHECK(WTERMSIG(status) == SIGINT);
   CHECK(status_of([] {
-    std::optional<Preemption> both(Preemption({.signals = {SIGTERM, SIGUSR1}}));
-    Preemption reclaim({.signals = {SIGTERM}});
-    both.reset();
-    Preemption notice = on_usr1();
-    raise(SIGTERM), raise(SIGUSR1);  // these two have no owner in common any more
-  }) == 0);
+          std::optional<Preemption> both(Preemption({.signals = {SIGTERM, SIGUSR1}}));
+          Preemption reclaim({.signals = {SIGTERM}});
+          both.reset();
+          Preemption notice = on_usr1();
+          raise(SIGTERM), raise(SIGUSR1);  // these two have no owner in common any more
+        }) == 0);
 }
 
 TEST_CASE("a preemption that was moved from is an error to ask") {

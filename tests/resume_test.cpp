@@ -297,7 +297,8 @@ TEST_CASE("without checkpoints a later fit goes on where the one before stopped,
 TEST_CASE("with checkpoints a container of another size inside an epoch is an error too") {
   std::vector<Batch> list{{1}, {2}, {3}, {4}}, longer(5);
   const auto disk = std::make_shared<std::optional<Disk>>();
-  CHECK_THROWS_WITH(in_two_calls(list, longer, {.epochs = 2, .max_steps = 2}, Checkpoints{disk}), ContainsSubstring("epoch of 4 batches; now there are 5"));
+  CHECK_THROWS_WITH(in_two_calls(list, longer, {.epochs = 2, .max_steps = 2}, Checkpoints{disk}),
+                    ContainsSubstring("epoch of 4 batches; now there are 5"));
 }
 
 TEST_CASE("a validation that was cut short is repeated with the same random numbers") {

@@ -126,8 +126,12 @@ TEST_CASE("restore_best: the last weights, where the model held the best ones wh
     run.metrics = {1, 3};
     const auto validate = [&] { return run(); };
     const auto train = [&](auto... policies) {
-      Trainer trainer{run.model, run.optimizer, MeanLoss{}, EarlyStopper({.patience = 9}),
-                      CheckpointManager({.directory = folder.path(), .keep_last = 1, .keep_best = 0}), policies...};
+      Trainer trainer{run.model,
+                      run.optimizer,
+                      MeanLoss{},
+                      EarlyStopper({.patience = 9}),
+                      CheckpointManager({.directory = folder.path(), .keep_last = 1, .keep_best = 0}),
+                      policies...};
       trainer.fit(run.batches, validate, {.epochs = 2});
       CHECK(same_bits(state_of(*run.model), run.seen[0]));
       trainer.save();

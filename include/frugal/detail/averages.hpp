@@ -187,9 +187,9 @@ class Averages {
       entry.average = known->average;
       entry.weights = known->weights;
       if (!entry.average.defined()) continue;
-      TORCH_CHECK(fits(entry.average, entry.parameter), "Averager: '", entry.name, "' is ", entry.parameter.scalar_type(), entry.parameter.sizes(),
-                  " in this model, its average is ", entry.average.scalar_type(), entry.average.sizes(),
-                  ". Use the state of the same model.");
+      TORCH_CHECK(fits(entry.average, entry.parameter), "Averager: '", entry.name, "' is ",
+                  entry.parameter.scalar_type(), entry.parameter.sizes(), " in this model, its average is ",
+                  entry.average.scalar_type(), entry.average.sizes(), ". Use the state of the same model.");
       if (swapped_ && entry.same_dtype()) entry.average = std::exchange(entry.weights, {});
     }
   }

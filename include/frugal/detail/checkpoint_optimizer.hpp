@@ -127,10 +127,9 @@ class OptimizerRestoration {
     if (!saved.defined()) return {};
     const at::ScalarType type = parameter.scalar_type();
     const bool master = (type == at::kHalf || type == at::kBFloat16) && saved.scalar_type() == at::kFloat;
-    TORCH_CHECK(saved.sizes() == parameter.sizes() && (saved.scalar_type() == type || master),
-                "CheckpointManager: '", key, "' is ", saved.scalar_type(), " ", saved.sizes(),
-                " in the checkpoint, its parameter is ", type, " ", parameter.sizes(),
-                ". Resume with the model that wrote it.");
+    TORCH_CHECK(saved.sizes() == parameter.sizes() && (saved.scalar_type() == type || master), "CheckpointManager: '",
+                key, "' is ", saved.scalar_type(), " ", saved.sizes(), " in the checkpoint, its parameter is ", type,
+                " ", parameter.sizes(), ". Resume with the model that wrote it.");
     const c10::NoGradGuard no_grad;
     return at::empty_like(parameter.detach(), at::TensorOptions(saved.scalar_type())).copy_(saved);
   }

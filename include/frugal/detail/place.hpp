@@ -48,7 +48,8 @@ void need_replay(const Source&) {
   constexpr bool repeats = Positioned<Source> || std::ranges::forward_range<Source&>;
   if constexpr (std::same_as<Random, NoRandomState> && !repeats)
     throw std::invalid_argument(
-        "Trainer: the run stands inside an epoch, and nobody kept the random numbers that this range drew its order from. "
+        "Trainer: the run stands inside an epoch, and nobody kept the random numbers that this range drew its order "
+        "from. "
         "Pass a CheckpointManager (one without a directory will do), Batches or a container.");
 }
 
@@ -148,7 +149,7 @@ class Place {
   }
 
   std::string order_;
-  std::int64_t steps_ = 0, size_ = 0;                   // of the batches; 0: they do not say. A container has a size only
+  std::int64_t steps_ = 0, size_ = 0;  // of the batches; 0: they do not say. A container has a size only
   static constexpr std::int64_t before_the_epoch = -1;  // carried over from the epoch before
   std::int64_t window_begin_ = 0;                       // of the running window, in this epoch
   std::int64_t window_samples_ = 0;                     // Progress::samples there
@@ -167,7 +168,8 @@ class NoPlace {
     const std::uint32_t now = hash_of(batches);
     if (known_ != 0 && now != known_)
       throw std::invalid_argument(
-          "Trainer: the run stands inside an epoch of other batches. Use the same data, seed, batch_size and micro_batch "
+          "Trainer: the run stands inside an epoch of other batches. Use the same data, seed, batch_size and "
+          "micro_batch "
           "until the epoch ends, or call restart() for a new run.");
     known_ = now;
     return false;

@@ -22,11 +22,13 @@ struct SignalFlags {
   static constexpr Set bit(int signal) { return Set{1} << (signal - 1); }
 
   static inline std::array<std::atomic<unsigned>, signals> arrived{};  // by signal
-  static inline std::array<std::atomic<Set>, signals> together{};     // what the owners of a signal own besides
+  static inline std::array<std::atomic<Set>, signals> together{};      // what the owners of a signal own besides
   static inline std::atomic<Set> ending{0};                            // the next one of these ends the process
   static_assert(std::atomic<unsigned>::is_always_lock_free && std::atomic<Set>::is_always_lock_free);
 
-  static unsigned arrivals(int signal) { return arrived[static_cast<std::size_t>(signal)].load(std::memory_order_relaxed); }
+  static unsigned arrivals(int signal) {
+    return arrived[static_cast<std::size_t>(signal)].load(std::memory_order_relaxed);
+  }
 
   static void handle(int signal) {
     const auto at = static_cast<std::size_t>(signal);
@@ -114,7 +116,8 @@ class OwnedSignals {
   ~OwnedSignals() { release(); }
 
   bool arrived() const {
-    return std::ranges::any_of(signals_, [](const Heard& one) { return SignalFlags::arrivals(one.signal) != one.seen; });
+    return std::ranges::any_of(signals_,
+                               [](const Heard& one) { return SignalFlags::arrivals(one.signal) != one.seen; });
   }
   // The next signal is a first one again.
   void forget() {

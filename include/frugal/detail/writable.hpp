@@ -26,7 +26,8 @@ template <class Tensor>
 void write_values(const Tensor& live, const Tensor& values) {
   std::optional<c10::InferenceMode> inference;  // what was made in this mode is written in it only
   if (live.is_inference()) inference.emplace();
-  without_repetitions(live, live).copy_(without_repetitions(values, live));  // detach() of a sparse one is another tensor
+  without_repetitions(live, live)
+      .copy_(without_repetitions(values, live));  // detach() of a sparse one is another tensor
 }
 
 // Why a tensor cannot take these values, of its shape and in host memory, in words that follow its name; null: it can.
