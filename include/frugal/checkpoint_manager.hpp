@@ -158,7 +158,7 @@ class CheckpointManager {
   /// Whether the options ask for a save now. For a loop that asks after every finished window and every check; one that
   /// asks less often is told what it missed. Epochs count when `micro_batch` is 0. Never true twice for one progress.
   bool due(const Progress& at) const {
-    if (!store_ || same_place(at, last_)) return false;
+    if (!on() || same_place(at, last_)) return false;
     const auto passed = [](std::int64_t every, std::int64_t before, std::int64_t current) {
       return every > 0 && current / every > before / every;
     };
