@@ -756,6 +756,28 @@ TEST_CASE("two managers that write into one directory: an error; a moved one goe
   save_step(other, run, 8);  // the lock went with its manager
 }
 
+TEST_CASE("a manager that was moved from is an error to use, not one that saves nothing") {
+  const TemporaryDirectory folder;
+  Run run;
+  CheckpointManager first({.directory = folder.path(), .every_steps = 1});
+  CheckpointManager second(std::move(first));
+  const std::string moved = "CheckpointManager: this one was moved from";
+  CHECK_THAT(error_of([&] { save_step(first, run, 1); }), ContainsSubstring(moved));
+  CHECK_THAT(error_of([&] { first.restore(run.model, run.optimizer); }), ContainsSubstring(moved));
+  CHECK_THAT(error_of([&] { first.restore_best(run.model); }), ContainsSubstring(moved));
+  CHECK_THAT(error_of([&] { static_cast<void>(first.due(at_step(1))); }), ContainsSubstring(moved));
+  CHECK_THAT(error_of([&] { first.claim(); }), ContainsSubstring(moved));
+  CHECK_THAT(error_of([&] { first.wait(); }), ContainsSubstring(moved));
+  CHECK_THAT(error_of([&] { first.reset(); }), ContainsSubstring(moved));
+  CHECK_THAT(error_of([&] { first.list(); }), ContainsSubstring(moved));
+  save_step(second, run, 1);
+  first = std::move(second);
+  CHECK(steps_in(first) == Steps{1});
+  CheckpointManager off({});
+  CheckpointManager off_too(std::move(off));
+  CHECK_NOTHROW(save_step(off, run, 2));
+}
+
 TEST_CASE("gradients of an unfinished window are in the checkpoint, dense and sparse; else there are none") {
   const TemporaryDirectory folder;
   const auto options = torch::nn::EmbeddingOptions(5, 2).sparse(true);

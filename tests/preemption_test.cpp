@@ -88,6 +88,45 @@ TEST_CASE("a preemption hears only what comes after it was made") {
   CHECK(!late.requested());
 }
 
+TEST_CASE("a signal wakes its own owners alone") {
+  UserHandler user;
+  CHECK(status_of([] {
+          Preemption reclaim({.signals = {SIGTERM, SIGINT}}), notice = on_usr1();
+          raise(SIGTERM);
+          if (!reclaim.requested() || notice.requested()) _exit(1);
+          raise(SIGUSR1);  // the first one for its owner: nobody dies of it
+          if (!notice.requested()) _exit(1);
+          notice.reset();
+          if (!reclaim.requested()) _exit(1);
+          raise(SIGUSR1);
+        }) == 0);
+  const int status = status_of([] {
+    Preemption reclaim({.signals = {SIGTERM, SIGINT}}), notice = on_usr1();
+    raise(SIGUSR1), raise(SIGTERM);
+    raise(SIGINT);  // the second one of an owner, whichever it is
+  });
+  REQUIRE(WIFSIGNALED(status));
+  CHECK(WTERMSIG(status) == SIGINT);
+  CHECK(status_of([] {
+          std::optional<Preemption> both(Preemption({.signals = {SIGTERM, SIGUSR1}}));
+          Preemption reclaim({.signals = {SIGTERM}});
+          both.reset();
+          Preemption notice = on_usr1();
+          raise(SIGTERM), raise(SIGUSR1);  // these two have no owner in common any more
+        }) == 0);
+}
+
+TEST_CASE("a preemption that was moved from is an error to ask") {
+  Preemption first = on_usr1(), second = std::move(first);
+  CHECK_THROWS_WITH(first.request(), ContainsSubstring("was moved from"));
+  CHECK_THROWS_WITH(first.requested(), ContainsSubstring("was moved from"));
+  CHECK_THROWS_AS(first.reset(), std::logic_error);
+  first = on_usr1();
+  first.request();
+  CHECK(first.requested());
+  CHECK(!second.requested());
+}
+
 TEST_CASE("a handler that was installed in between is left alone") {
   UserHandler user;
   {

@@ -257,6 +257,51 @@ TEST_CASE("another cut of the last batch alone is another cut") {
   CHECK(report.progress.step == 2);
 }
 
+namespace {
+
+// Trains in two calls of fit(), the first of which ends early, and returns the gradients of all steps.
+std::vector<double> in_two_calls(auto& one, auto& other, FitOptions first, auto... policies) {
+  fakes::Model model;
+  fakes::Optimizer optimizer{model};
+  Trainer trainer{model, optimizer, fakes::mean_loss, policies...};
+  trainer.fit(one, first);
+  trainer.fit(other, {.epochs = 2});
+  return optimizer.seen;
+}
+
+}  // namespace
+
+TEST_CASE("without checkpoints a later fit goes on where the one before stopped, or says why it cannot") {
+  std::vector<Batch> list{{1}, {2}, {3}, {4}}, shorter{{1}, {2}, {3}};
+  Cut cut{2}, finer{4}, others{2, "other batches"};
+  const std::vector<double> all{1, 2, 3, 4, 1, 2, 3, 4}, of_cut{1, 1, 2, 2, 3, 3, 1, 1, 2, 2, 3, 3};
+  const auto after = [](std::int64_t steps) { return FitOptions{.epochs = 2, .max_steps = steps}; };
+  for (const std::int64_t first : {1, 3, 4, 5}) {
+    CHECK(in_two_calls(list, list, after(first)) == all);
+    CHECK(in_two_calls(cut, cut, after(first)) == of_cut);
+  }
+  CHECK_THROWS_WITH(in_two_calls(cut, others, after(3)), ContainsSubstring("inside an epoch of other batches"));
+  CHECK_THROWS_WITH(in_two_calls(cut, finer, after(3)), ContainsSubstring("inside an epoch of other batches"));
+  CHECK_THROWS_WITH(in_two_calls(list, shorter, after(2)), ContainsSubstring("inside an epoch of other batches"));
+  CHECK(in_two_calls(list, shorter, {.epochs = 1}).size() == 7);  // between epochs they may change
+
+  Drawn drawn;  // in another order each time
+  CHECK_THROWS_WITH(in_two_calls(drawn, drawn, after(3)), ContainsSubstring("Pass a CheckpointManager"));
+  CHECK(in_two_calls(drawn, drawn, {.epochs = 1}).size() == 14);
+  generator.seed(5);
+  const auto disk = std::make_shared<std::optional<Disk>>();
+  const std::vector<double> replayed = in_two_calls(drawn, drawn, after(3), Checkpoints{disk});
+  generator.seed(5);
+  CHECK(replayed == in_two_calls(drawn, drawn, {.epochs = 1}));
+}
+
+TEST_CASE("with checkpoints a container of another size inside an epoch is an error too") {
+  std::vector<Batch> list{{1}, {2}, {3}, {4}}, longer(5);
+  const auto disk = std::make_shared<std::optional<Disk>>();
+  CHECK_THROWS_WITH(in_two_calls(list, longer, {.epochs = 2, .max_steps = 2}, Checkpoints{disk}),
+                    ContainsSubstring("epoch of 4 batches; now there are 5"));
+}
+
 TEST_CASE("a validation that was cut short is repeated with the same random numbers") {
   const auto run = [](bool interrupt, FitOptions options) {
     generator.seed(3);

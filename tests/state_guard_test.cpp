@@ -363,6 +363,26 @@ TEST_CASE("StateGuard takes modules, holders, pointers, structs, and optimizers 
   }
 }
 
+TEST_CASE("StateGuard restores buffers that are sparse, or were made in inference mode") {
+  torch::nn::Linear net(2, 2);
+  SGD optimizer(net->parameters(), SGDOptions(0.1));
+  const auto sparse = net->register_buffer("sparse", torch::eye(3).to_sparse());
+  torch::Tensor inference;
+  {
+    const c10::InferenceMode mode;
+    inference = torch::ones({2, 3}).t();
+  }
+  net->register_buffer("inference", inference);
+  {
+    const StateGuard guard(net, optimizer);
+    sparse.zero_();
+    const c10::InferenceMode mode;
+    inference.zero_();
+  }
+  REQUIRE(sparse.to_dense().equal(torch::eye(3)));
+  REQUIRE(inference.eq(1).all().item<bool>());
+}
+
 namespace {
 
 struct Mine : torch::optim::OptimizerCloneableParamState<Mine> { torch::Tensor moment; };

@@ -43,7 +43,7 @@ struct AveragerOptions {
 
 /// Averages the parameters of one model: a Module, a ModuleHolder or a shared_ptr. Holds references to its parameters
 /// from the first update on. A parameter that is replaced by another tensor object afterwards is not noticed (`to()`,
-/// `load_parameters` and copies keep the objects). Movable.
+/// `load_parameters` and copies keep the objects). Movable; one that was moved from starts afresh.
 class Averager {
  public:
   static constexpr Role role = Role::averaging;
@@ -72,6 +72,7 @@ class Averager {
     if (!averaging()) return;
     averages_.follow(detail::module_of(model));
     averages_.swap();
+    if (swapped()) shown_ = calls_;
     at::autocast::clear_cache();  // casts of the other weights
   }
 
@@ -83,6 +84,12 @@ class Averager {
   double decay() const {
     const auto n = static_cast<double>(updates_);
     return options_.ramp == DecayRamp::early ? std::min(options_.decay, (1.0 + n) / (10.0 + n)) : options_.decay;
+  }
+
+  /// For CheckpointManager: whose metric a checkpoint holds. out(parameter, value in this section) for every average, if they
+  /// were in the model since the last update(): then what was validated are the averages.
+  void measured(const auto& module, auto&& out) const {
+    if (averaging() && shown_ == calls_) averages_.measured(module, out);
   }
 
   /// `decay`, while averaging.
@@ -98,18 +105,22 @@ class Averager {
   void save(auto& out) const {
     out.write("updates", updates_);
     out.write("calls", calls_);
+    out.write("shown", shown_);
     averages_.save(out);
   }
   /// May come before the model is known; the first update() or swap() then checks names, shapes and dtypes.
   void load(auto& in) {
     in.read("updates", updates_);
     in.read("calls", calls_);
+    shown_ = -1;
+    if (in.has("shown")) in.read("shown", shown_);  // not in a checkpoint of an earlier version
     averages_.load(in);
   }
 
  private:
   AveragerOptions options_;
   std::int64_t calls_ = 0, updates_ = 0;
+  std::int64_t shown_ = -1;  // `calls_` when the average was last put into a model
   detail::Averages averages_;
 };
 

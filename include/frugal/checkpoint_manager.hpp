@@ -64,14 +64,16 @@ struct CheckpointManagerOptions {
 /// `<parameter>` is its name with its model, `model/fc.weight`; `state/<section>/<name>` of policies; `rng/random.cpu`;
 /// `gradient/<parameter>` inside an unfinished window (when an argument says `pending()`); `parameter/<place>` for
 /// parameters of the optimizer that are in no module. Metadata: `progress.epoch` ...; `frugal.version`,
-/// `libtorch.version`; `optimizer/class`, `optimizer/group.0/lr` ...; values of sections, with their type, as
+/// `libtorch.version`; `measured/<parameter>`, the tensor that the metric belongs to where it is not the parameter's own (an
+/// average); `optimizer/class`, `optimizer/group.0/lr` ...; values of sections, with their type, as
 /// `state/stopping/best` = `double:0.5`. AmpPolicy's section holds the precision.
 ///
 /// Optimizers: AdamW, Adam, SGD, Adagrad, RMSprop, any number of groups. A class of your own, optimizers included, takes
 /// part with `void save(auto& out) const` and `void load(auto& in)`. Its section is named by `static constexpr
 /// std::string_view state_name`, else by its role; repeats get `.1`, `.2`.
 ///
-/// One manager at a time writes into a directory. Movable; not for several threads at once.
+/// One manager at a time writes into a directory. Movable; one that was moved from is an error to use. Not for several
+/// threads at once.
 template <class Storage = LocalFiles>
 class CheckpointManager {
  public:
@@ -89,6 +91,7 @@ class CheckpointManager {
         o.every_epochs >= 0 && o.every_steps >= 0 && o.every_time.count() >= 0,
         "CheckpointManager: every_epochs, every_steps and every_time must not be negative. 0 switches one off.");
     if (o.directory.empty()) return;
+    off_ = false;
     const detail::Retention retention{.keep_last = o.keep_last, .keep_best = o.keep_best, .goal = o.goal};
     store_ = std::make_unique<Store>(o.directory, retention, std::move(storage));
   }
@@ -101,7 +104,7 @@ class CheckpointManager {
         detail::all_have_state<std::remove_reference_t<decltype(model)>, std::remove_reference_t<decltype(optimizer)>,
                                std::remove_reference_t<decltype(stateful)>...>();
     if constexpr (complete) {
-      if (!store_) return;
+      if (!on()) return;
       wait();
       claim();
       store_->write(detail::collect(progress, model, optimizer, stateful...), options_.writing == Writing::background);
@@ -113,15 +116,15 @@ class CheckpointManager {
   /// what was passed to save(), in the same order.
   ///
   /// A damaged file is passed over with a warning. Throws, and changes nothing, when all are damaged and when the
-  /// checkpoint does not fit: names, shapes and dtypes of the model, class, groups and options of the optimizer. An object
-  /// that the checkpoint does not know stays as constructed, with a warning. Gradients of parameters are set to those of
-  /// the unfinished window, else to none.
+  /// checkpoint does not fit: names, shapes and dtypes of the model, class, groups and options of the optimizer; or a tensor
+  /// of the model that cannot take its values. An object that the checkpoint does not know stays as constructed, with a
+  /// warning. Gradients of parameters are set to those of the unfinished window, else to none.
   std::optional<Progress> restore(auto& model, auto& optimizer, auto&... stateful) {
     constexpr bool complete =
         detail::all_have_state<std::remove_reference_t<decltype(model)>, std::remove_reference_t<decltype(optimizer)>,
                                std::remove_reference_t<decltype(stateful)>...>();
     if constexpr (complete) {
-      if (!store_) return std::nullopt;
+      if (!on()) return std::nullopt;
       store_->settle();
       const auto found = store_->newest();
       if (!found) return std::nullopt;
@@ -133,18 +136,20 @@ class CheckpointManager {
   }
 
   /// Brings back parameters and buffers of the best checkpoint that is kept: that of the best finite metric that belongs to
-  /// its weights (`metric_step == step`), of two equal ones the older. False: no such checkpoint, nothing was changed.
+  /// its weights (`metric_step == step`), of two equal ones the older. They are the weights that the metric was measured on:
+  /// the averages of an Averager that was passed to save() where they were in the model since the last step, as they are
+  /// when a Trainer validates. False: no such checkpoint, nothing was changed. Throws, and changes nothing, as restore() does.
   bool restore_best(auto& model) {
     constexpr bool is_module = detail::ModuleLike<std::remove_reference_t<decltype(model)>>;
     static_assert(is_module,
                   "CheckpointManager: restore_best() takes a module. Pass a Module, a ModuleHolder or a shared_ptr.");
-    if (!store_) return false;
+    if (!on()) return false;
     store_->settle();
     const auto found = store_->best();
     if (!found) return false;
     if constexpr (is_module)
       naming(found->path, [&] {
-        detail::restore_weights(found->state, model);
+        detail::restore_measured(found->state, model);
         return true;
       });
     return true;
@@ -153,7 +158,7 @@ class CheckpointManager {
   /// Whether the options ask for a save now. For a loop that asks after every finished window and every check; one that
   /// asks less often is told what it missed. Epochs count when `micro_batch` is 0. Never true twice for one progress.
   bool due(const Progress& at) const {
-    if (!store_ || same_place(at, last_)) return false;
+    if (!on() || same_place(at, last_)) return false;
     const auto passed = [](std::int64_t every, std::int64_t before, std::int64_t current) {
       return every > 0 && current / every > before / every;
     };
@@ -164,13 +169,13 @@ class CheckpointManager {
 
   /// Until the write in flight is durable; throws its error, once.
   void wait() {
-    if (store_) store_->wait();
+    if (on()) store_->wait();
   }
 
   /// Takes the directory now rather than at the first save(), so that its errors come before the first epoch and not after
   /// it: another manager, a used directory, no permission.
   void claim() {
-    if (!store_) return;
+    if (!on()) return;
     const std::int64_t newest = store_->lock();
     if (newest == 0) return;
     TORCH_CHECK(options_.existing != Existing::refuse, "CheckpointManager: '", options_.directory.string(),
@@ -182,13 +187,13 @@ class CheckpointManager {
 
   /// A new run begins: triggers count from its start, and the files in the directory are another run's (see Existing).
   void reset() {
-    if (store_) store_->disown();
+    if (on()) store_->disown();
     saved({});
   }
 
   /// The checkpoints in the directory, newest last. `valid` says that size and header are right; restore() verifies all.
   std::vector<CheckpointInfo> list() const {
-    if (!store_) return {};
+    if (!on()) return {};
     store_->settle();
     return detail::list_checkpoints(options_.directory);
   }
@@ -197,6 +202,13 @@ class CheckpointManager {
   using Store = detail::CheckpointStore<Storage>;
   using TimePoint = std::chrono::steady_clock::time_point;
 
+  // False: switched off. A manager that was moved from would save nothing, and nobody would notice.
+  bool on() const {
+    TORCH_CHECK(store_ || off_,
+                "CheckpointManager: this one was moved from. Use the one that it was moved to: "
+                "trainer.get<CheckpointManager<>>().");
+    return !off_;
+  }
   TimePoint now() const { return options_.clock ? options_.clock() : std::chrono::steady_clock::now(); }
   void saved(const Progress& progress) { last_ = progress, last_time_ = now(); }
   static bool same_place(const Progress& one, const Progress& other) {
@@ -216,7 +228,8 @@ class CheckpointManager {
   CheckpointManagerOptions options_;
   Progress last_;                 // saved or restored
   TimePoint last_time_;           // when
-  std::unique_ptr<Store> store_;  // null: switched off
+  bool off_ = true;               // no directory
+  std::unique_ptr<Store> store_;  // null: off, or moved from
 };
 
 CheckpointManager(CheckpointManagerOptions) -> CheckpointManager<LocalFiles>;

@@ -6,7 +6,7 @@
 #include <atomic>
 #include <csignal>
 #include <memory>
-#include <utility>
+#include <stdexcept>
 #include <vector>
 
 namespace frugal::inline v0 {
@@ -21,8 +21,8 @@ struct PreemptionOptions {
 ///     Preemption preemption;
 ///     for (auto& batch : batches) { train(batch); if (preemption.requested()) { save(); return 75; } }
 ///
-/// The handler only sets a flag. A second signal ends the process at once, as if nobody handled it. Signal handlers belong
-/// to the process: they are installed by the first Preemption that names a signal and the previous one comes back with the
+/// The handler only sets flags. A Preemption hears its own signals and no others; a second one of them ends the process at
+/// once, as if nobody handled it. Signal handlers belong to the process: they are installed by the first Preemption that names a signal and the previous one comes back with the
 /// last, in whatever order they go. A handler that somebody installs in between is left alone.
 class Preemption {
  public:
@@ -30,18 +30,27 @@ class Preemption {
 
   /// Installs the handlers. Throws std::invalid_argument, and installs none, on a signal that cannot be handled.
   explicit Preemption(PreemptionOptions options = {})
-      : owned_(std::move(options.signals)), asked_(std::make_unique<std::atomic<bool>>(false)) {}
+      : owned_(options.signals), asked_(std::make_unique<std::atomic<bool>>(false)) {}
 
-  /// True from the first signal, or request(), on. An atomic read or two; safe from any thread.
-  bool requested() const { return asked_->load(std::memory_order_relaxed) || owned_.arrived(); }
+  /// True from the first signal, or request(), on. An atomic read per signal and one more; safe from any thread. These three
+  /// throw std::logic_error on a Preemption that was moved from.
+  bool requested() const { return asked().load(std::memory_order_relaxed) || owned_.arrived(); }
 
   /// Asks to stop without a signal, from any thread: for a reclaim notice that you poll.
-  void request() { asked_->store(true, std::memory_order_relaxed); }
+  void request() { asked().store(true, std::memory_order_relaxed); }
 
   /// Forgets a request.
-  void reset() { asked_->store(false), owned_.forget(); }
+  void reset() { asked().store(false), owned_.forget(); }
 
  private:
+  // One that was moved from hears nothing any more, and what is asked of it nobody hears.
+  std::atomic<bool>& asked() const {
+    if (!asked_)
+      throw std::logic_error(
+          "Preemption: this one was moved from. Use the one that it was moved to: trainer.get<Preemption>().");
+    return *asked_;
+  }
+
   detail::OwnedSignals owned_;
   std::unique_ptr<std::atomic<bool>> asked_;  // on the heap: a Trainer moves its policies while others may hold this
 };

@@ -19,6 +19,19 @@ namespace frugal::inline v0::detail {
 // The averages of one model's floating-point parameters, by name.
 class Averages {
  public:
+  Averages() = default;
+  Averages(const Averages&) = default;
+  Averages& operator=(const Averages&) = default;
+  Averages(Averages&& other) noexcept { *this = std::move(other); }
+  // The other one has no model any more, and no averages.
+  Averages& operator=(Averages&& other) noexcept {
+    module_ = std::exchange(other.module_, nullptr);
+    entries_ = std::exchange(other.entries_, {});
+    kinds_ = std::exchange(other.kinds_, {});
+    swapped_ = std::exchange(other.swapped_, false);
+    return *this;
+  }
+
   bool swapped() const { return swapped_; }
 
   // Makes the entries those of `module`. Cheap when they already are: no allocation, one look at every parameter.
@@ -85,6 +98,22 @@ class Averages {
     }
   }
 
+  // Calls out(parameter, name of its average in save()) if this is the model whose averages these are; tied parameters have
+  // one average.
+  void measured(const auto& module, auto&& out) const {
+    const auto parameters = module.named_parameters();
+    const auto own = [&](const Entry& entry) {
+      const at::Tensor* const found = parameters.find(entry.name);
+      if (!found) return false;
+      return entry.parameter.defined() ? entry.parameter.is_same(*found) : fits(entry.average, *found);
+    };
+    if (!std::ranges::all_of(entries_, own)) return;
+    for (const Entry& entry : entries_)
+      for (const auto& item : parameters)
+        if (entry.average.defined() && item.value().is_same(parameters[entry.name]))
+          out(item.key(), "average." + entry.name);
+  }
+
   void load(auto& in) {
     std::string names;
     std::int64_t swapped = 0;
@@ -117,6 +146,10 @@ class Averages {
     std::vector<at::Tensor> averages = {}, parameters = {};
   };
 
+  static bool fits(const at::Tensor& average, const at::Tensor& parameter) {
+    return !average.defined() ||
+           (average.sizes() == parameter.sizes() && average.scalar_type() == average_dtype(parameter));
+  }
   static at::ScalarType average_dtype(const at::Tensor& parameter) {
     const at::ScalarType dtype = parameter.scalar_type();
     return dtype == at::kHalf || dtype == at::kBFloat16 ? at::kFloat : dtype;
@@ -154,11 +187,9 @@ class Averages {
       entry.average = known->average;
       entry.weights = known->weights;
       if (!entry.average.defined()) continue;
-      TORCH_CHECK(entry.average.sizes() == entry.parameter.sizes() &&
-                      entry.average.scalar_type() == average_dtype(entry.parameter),
-                  "Averager: '", entry.name, "' is ", entry.parameter.scalar_type(), entry.parameter.sizes(),
-                  " in this model, its average is ", entry.average.scalar_type(), entry.average.sizes(),
-                  ". Use the state of the same model.");
+      TORCH_CHECK(fits(entry.average, entry.parameter), "Averager: '", entry.name, "' is ",
+                  entry.parameter.scalar_type(), entry.parameter.sizes(), " in this model, its average is ",
+                  entry.average.scalar_type(), entry.average.sizes(), ". Use the state of the same model.");
       if (swapped_ && entry.same_dtype()) entry.average = std::exchange(entry.weights, {});
     }
   }

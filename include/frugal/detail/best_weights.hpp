@@ -1,9 +1,11 @@
 #pragma once
 
 #include <frugal/detail/module.hpp>
+#include <frugal/detail/writable.hpp>
 
 #include <c10/core/DeviceType.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/Layout.h>
 
 #include <cstdint>
 #include <cstring>
@@ -37,7 +39,7 @@ void copy_to_host(Tensor& kept, const Tensor& live) {
   const Tensor source = live.detach();
   const bool reusable = kept.defined() && kept.sizes() == source.sizes() && kept.scalar_type() == source.scalar_type();
   if (!reusable) kept = source.to(c10::DeviceType::CPU, source.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
-  else if (source.is_cpu() && source.is_contiguous() && kept.is_contiguous())
+  else if (source.layout() == c10::kStrided && source.is_cpu() && source.is_contiguous() && kept.is_contiguous())
     std::memcpy(kept.mutable_data_ptr(), source.const_data_ptr(), source.nbytes());
   else kept.copy_(source);
 }
@@ -63,7 +65,7 @@ class KeptWeights {
     kept_.resize(at);
   }
 
-  // Throws, before anything changed, when the model is no longer the one that was kept.
+  // Throws, before anything changed, when the model is no longer the one that was kept, or cannot be written.
   void restore(auto& model, auto& optimizer) const {
     const c10::NoGradGuard no_grad;
     std::vector<std::pair<Tensor, const Tensor*>> pairs;
@@ -72,11 +74,18 @@ class KeptWeights {
       if (at >= kept_.size() || kept_[at].first != name || kept_[at].second.sizes() != live.sizes())
         throw std::runtime_error("Trainer: the weights that were kept do not fit the model, '" + name +
                                  "' differs. Register modules and parameters before fit().");
+      if (const char* why = not_writable(live, kept_[at].second))
+        throw std::runtime_error("Trainer: the weights that were kept cannot be restored, '" + name + "' " + why +
+                                 ". Give it memory of its own (clone()) before fit().");
       pairs.emplace_back(live, &kept_[at].second);
     });
-    for (auto& [live, kept] : pairs) live.detach().copy_(*kept);
+    for (auto& [live, kept] : pairs) write_values(live, *kept);
   }
 
+  // Where save() puts which weight (checkpoint_measured.hpp).
+  void measured(auto&& out, const std::string& as) const {
+    for (std::size_t i = 0; i < kept_.size(); ++i) out(kept_[i].first, as + ".value." + std::to_string(i));
+  }
   void save(auto& out, const std::string& as) const {
     out.write(as + ".count", static_cast<std::int64_t>(kept_.size()));
     for (std::size_t i = 0; i < kept_.size(); ++i) {
@@ -105,6 +114,7 @@ struct NoWeights {
   static void forget() {}
   static void keep(auto&, auto&) {}
   static void restore(auto&, auto&) {}
+  static void measured(auto&&, const char*) {}
   static void save(auto&, const char*) {}
   static void load(auto&, const char*) {}
 };

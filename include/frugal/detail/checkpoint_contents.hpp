@@ -3,11 +3,13 @@
 #include <frugal/detail/checkpoint_arguments.hpp>
 #include <frugal/detail/checkpoint_directory.hpp>
 #include <frugal/detail/checkpoint_gradients.hpp>
+#include <frugal/detail/checkpoint_measured.hpp>
 #include <frugal/detail/checkpoint_objects.hpp>
 #include <frugal/detail/checkpoint_optimizer.hpp>
 #include <frugal/detail/parameter_names.hpp>
 #include <frugal/detail/random_state.hpp>
 #include <frugal/detail/state_archive.hpp>
+#include <frugal/detail/writable.hpp>
 #include <frugal/policy.hpp>
 #include <frugal/version.hpp>
 
@@ -60,6 +62,7 @@ State collect(const Progress& progress, Arguments&... arguments) {
                },
                [&](const std::string& section, const auto& object) { save_object(state, section, object); },
                arguments...);
+  note_measured(state, arguments...);
   if ((is_pending(arguments) || ...)) save_gradients(state, names);
   StateOut random(state, "rng");
   RandomState::now().save(random);
@@ -76,7 +79,7 @@ inline bool is_weight(std::string_view name) {
   return section == "model" || section.starts_with("model.") || section == "parameter";
 }
 
-// Throws, naming the first difference, when the weights in `live` are not the ones in the checkpoint.
+// Throws, naming the first difference, when the weights in `live` are not the ones in the checkpoint or cannot take them.
 inline void need_same_weights(const State& saved, const State& live) {
   constexpr std::string_view hint =
       " Resume with the model that wrote it, or in another directory. Nothing was changed.";
@@ -88,6 +91,9 @@ inline void need_same_weights(const State& saved, const State& live) {
     TORCH_CHECK(other.sizes() == tensor.sizes() && other.scalar_type() == tensor.scalar_type(),
                 "CheckpointManager: the checkpoint is of another model, '", name, "' is ", other.scalar_type(), " ",
                 other.sizes(), " there and ", tensor.scalar_type(), " ", tensor.sizes(), " here.", hint);
+    const char* const why = not_writable(tensor, other);
+    TORCH_CHECK(!why, "CheckpointManager: '", name, "' cannot be restored, it ", why,
+                ". Give it memory of its own (clone()). Nothing was changed.");
   }
   for (const auto& [name, tensor] : saved.tensors)
     TORCH_CHECK(!is_weight(name) || live.has(name), "CheckpointManager: the checkpoint is of another model, it has '",
@@ -96,7 +102,7 @@ inline void need_same_weights(const State& saved, const State& live) {
 
 inline void copy_weights(const State& saved, const State& live) {
   const c10::NoGradGuard no_grad;
-  for (const auto& [name, tensor] : live.tensors) at::Tensor(tensor).copy_(saved.tensors.at(name));
+  for (const auto& [name, tensor] : live.tensors) write_values(tensor, saved.tensors.at(name));
 }
 
 inline void need_known_format(const State& saved) {
@@ -149,12 +155,14 @@ Progress restore_all(const State& saved, Arguments&... arguments) {
   return progress;
 }
 
-// The parameters and buffers of one model.
+// The parameters and buffers of one model that its metric was measured on.
 template <class Model>
-void restore_weights(const State& saved, Model& model) {
+void restore_measured(State saved, Model& model) {
   need_known_format(saved);
   State live;
   save_weights(live, ParameterNames(model), model);
+  need_same_weights(saved, live);
+  take_measured(saved, live);
   need_same_weights(saved, live);
   copy_weights(saved, live);
 }

@@ -121,15 +121,17 @@ class OptimizerRestoration {
     if (any) values_.emplace_back(parameter.unsafeGetTensorImpl(), std::move(values));
   }
 
-  // On the parameter's device and with its strides, which the kernels expect.
+  // On the parameter's device and with its strides, which the kernels expect. A parameter of low precision may have state in
+  // float32: LibTorch's optimizers keep it when somebody puts it there.
   static at::Tensor like(const at::Tensor& parameter, const at::Tensor& saved, const std::string& key) {
     if (!saved.defined()) return {};
-    TORCH_CHECK(saved.sizes() == parameter.sizes() && saved.scalar_type() == parameter.scalar_type(),
-                "CheckpointManager: '", key, "' is ", saved.scalar_type(), " ", saved.sizes(),
-                " in the checkpoint, its parameter is ", parameter.scalar_type(), " ", parameter.sizes(),
-                ". Resume with the model that wrote it.");
+    const at::ScalarType type = parameter.scalar_type();
+    const bool master = (type == at::kHalf || type == at::kBFloat16) && saved.scalar_type() == at::kFloat;
+    TORCH_CHECK(saved.sizes() == parameter.sizes() && (saved.scalar_type() == type || master), "CheckpointManager: '",
+                key, "' is ", saved.scalar_type(), " ", saved.sizes(), " in the checkpoint, its parameter is ", type,
+                " ", parameter.sizes(), ". Resume with the model that wrote it.");
     const c10::NoGradGuard no_grad;
-    return at::empty_like(parameter.detach()).copy_(saved);
+    return at::empty_like(parameter.detach(), at::TensorOptions(saved.scalar_type())).copy_(saved);
   }
 
   template <class Value>

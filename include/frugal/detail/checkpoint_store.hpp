@@ -2,6 +2,7 @@
 
 #include <frugal/detail/background_writer.hpp>
 #include <frugal/detail/checkpoint_directory.hpp>
+#include <frugal/detail/checkpoint_measured.hpp>
 #include <frugal/detail/checkpoint_snapshot.hpp>
 #include <frugal/detail/directory_lock.hpp>
 #include <frugal/detail/safetensors.hpp>
@@ -98,7 +99,7 @@ class CheckpointStore {
     std::ranges::reverse(files);
     return first_sound(files, [](const DocumentReader& file) { return read_state(file, [](auto) { return true; }); });
   }
-  // The weights of the best one; nothing when no file has a metric that counts.
+  // The weights that the metric of the best one was measured on; nothing when no file has a metric that counts.
   std::optional<Found> best() {
     const auto all = known();
     std::vector<Path> files;
@@ -107,7 +108,9 @@ class CheckpointStore {
       for (const auto& damaged : all) files.push_back(damaged.path);
     return first_sound(files, [](const DocumentReader& file) {
       file.verify();
-      return read_state(file, [](std::string_view name) { return name.starts_with("model/"); });
+      const auto measured = measured_in(file.metadata());
+      return read_state(file,
+                        [&](std::string_view name) { return name.starts_with("model/") || measured.contains(name); });
     });
   }
 

@@ -1,11 +1,12 @@
 #pragma once
 
+#include <frugal/detail/writable.hpp>
+
 #include <ATen/core/Tensor.h>
 #include <c10/core/DeviceType.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/Layout.h>
 
-#include <cstdint>
 #include <cstring>
 #include <utility>
 
@@ -17,10 +18,10 @@ class GuardedTensor {
  public:
   explicit GuardedTensor(at::Tensor live)
       : live_(std::move(live)),
-        memory_(writable(live_.detach())),
+        memory_(live_.layout() == at::kStrided ? without_repetitions(live_.detach(), live_) : live_),
         place_(live_.detach()),
         requires_grad_(live_.requires_grad()) {
-    values_ = memory_.to(c10::DeviceType::CPU, memory_.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+    values_ = memory_.detach().to(c10::DeviceType::CPU, memory_.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
   }
 
   const at::Tensor& live() const { return live_; }
@@ -37,7 +38,7 @@ class GuardedTensor {
                        values_.is_contiguous() && memory_.nbytes() > 0;
     // memcpy: a tensor copy goes through the thread pool, which collapses when the cores are busy
     if (plain) std::memcpy(memory_.mutable_data_ptr(), values_.const_data_ptr(), values_.nbytes());
-    else memory_.copy_(values_);
+    else write_values(memory_, values_);
     if (!live_.is_leaf()) return;
     if (live_.requires_grad() != requires_grad_) live_.set_requires_grad(requires_grad_);
     if (gradient_.defined()) live_.mutable_grad() = hand_over(std::as_const(gradient_));
@@ -51,13 +52,6 @@ class GuardedTensor {
     return live_.is_alias_of(place_) && live_.scalar_type() == place_.scalar_type() &&
            live_.sizes() == place_.sizes() && live_.strides() == place_.strides() &&
            live_.storage_offset() == place_.storage_offset();
-  }
-  // An expanded tensor has one number for many elements; LibTorch refuses to write all of them.
-  static at::Tensor writable(at::Tensor tensor) {
-    if (tensor.layout() != at::kStrided) return tensor;
-    for (std::int64_t d = 0; d < tensor.dim(); ++d)
-      if (tensor.stride(d) == 0 && tensor.size(d) > 1) tensor = tensor.narrow(d, 0, 1);
-    return tensor;
   }
 
   at::Tensor live_;

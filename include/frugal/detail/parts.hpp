@@ -198,6 +198,8 @@ class Parts {
   struct Memory {
     static constexpr std::string_view state_name = "trainer";
     Parts& parts;
+    // The metric belongs to the weights that were being trained, also while the model holds the best ones.
+    void measured(const auto&, auto&& out) const { parts.trained_.measured(out, "trained"); }
     void save(auto& out) const {
       parts.loss_log_.save(out);
       parts.best_.save(out, "best");

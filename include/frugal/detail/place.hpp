@@ -1,8 +1,12 @@
 #pragma once
 
+#include <frugal/detail/evaluation.hpp>
 #include <frugal/policy.hpp>
 
+#include <concepts>
 #include <cstdint>
+#include <functional>
+#include <ranges>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -37,6 +41,25 @@ concept Fingerprinted = requires(const Source& batches) {
   std::int64_t{batches.size()};   // micro-batches of an epoch
 };
 
+// A range that has to be drawn again is drawn in the same order only if it is a container, or if the random numbers of its
+// order are known.
+template <class Random, class Source>
+void need_replay(const Source&) {
+  constexpr bool repeats = Positioned<Source> || std::ranges::forward_range<Source&>;
+  if constexpr (std::same_as<Random, NoRandomState> && !repeats)
+    throw std::invalid_argument(
+        "Trainer: the run stands inside an epoch, and nobody kept the random numbers that this range drew its order "
+        "from. "
+        "Pass a CheckpointManager (one without a directory will do), Batches or a container.");
+}
+
+// How many batches a container holds; 0: it does not say.
+template <class Source>
+std::int64_t size_of(const Source& batches) {
+  if constexpr (std::ranges::sized_range<const Source&>) return static_cast<std::int64_t>(std::ranges::size(batches));
+  else return 0;
+}
+
 template <class Random>
 class Place {
  public:
@@ -56,6 +79,7 @@ class Place {
   // moves back to its first sample and says so by true.
   template <class Source>
   bool reenter(const Source& batches, Progress& at, bool pending) {
+    need_replay<Random>(batches);
     bool moved_back = false;
     if constexpr (Fingerprinted<Source>) {
       if (const std::string order = batches.fingerprint(); !order_.empty() && order != order_)
@@ -63,6 +87,10 @@ class Place {
                                     order + "). Use the same data, seed and batch_size until the epoch ends.");
       const bool other_cut = batches.steps() != steps_ || batches.size() != size_;
       if (steps_ > 0 && other_cut) moved_back = cut_anew(batches, at);
+    } else if (size_ > 0 && size_of(batches) != size_) {
+      throw std::invalid_argument("Trainer: the run stands inside an epoch of " + std::to_string(size_) +
+                                  " batches; now there are " + std::to_string(size_of(batches)) +
+                                  ". Use the same data and micro-batches until the epoch ends.");
     }
     if (open_ && !pending && !moved_back)
       throw std::invalid_argument(
@@ -105,7 +133,7 @@ class Place {
     open_ = false;
     if constexpr (Fingerprinted<Source>)
       order_ = batches.fingerprint(), steps_ = batches.steps(), size_ = batches.size();
-    else order_.clear(), steps_ = size_ = 0;
+    else order_.clear(), steps_ = 0, size_ = size_of(batches);
   }
   template <class Source>
   bool cut_anew(const Source& batches, Progress& at) {
@@ -121,7 +149,7 @@ class Place {
   }
 
   std::string order_;
-  std::int64_t steps_ = 0, size_ = 0;                   // of the batches; 0: they do not say
+  std::int64_t steps_ = 0, size_ = 0;  // of the batches; 0: they do not say. A container has a size only
   static constexpr std::int64_t before_the_epoch = -1;  // carried over from the epoch before
   std::int64_t window_begin_ = 0;                       // of the running window, in this epoch
   std::int64_t window_samples_ = 0;                     // Progress::samples there
@@ -129,12 +157,38 @@ class Place {
   Random at_epoch_start_{}, at_resume_{};
 };
 
-// Without checkpoints there is nowhere to get back to.
-struct NoPlace {
-  static void enter(const auto&, bool) {}
-  static bool reenter(const auto&, Progress&, bool) { return false; }
+// Without checkpoints a run is continued in its own process only: fit() that was interrupted, or had fewer steps to do, is
+// called again. Costs nothing in a step, and so little memory that it fits between the flags of the loop: what is known of
+// the batches is their hash.
+class NoPlace {
+ public:
+  void enter(const auto& batches, bool) { known_ = hash_of(batches); }
+  bool reenter(const auto& batches, const Progress&, bool) {
+    need_replay<NoRandomState>(batches);
+    const std::uint32_t now = hash_of(batches);
+    if (known_ != 0 && now != known_)
+      throw std::invalid_argument(
+          "Trainer: the run stands inside an epoch of other batches. Use the same data, seed, batch_size and "
+          "micro_batch "
+          "until the epoch ends, or call restart() for a new run.");
+    known_ = now;
+    return false;
+  }
   static void close(const Progress&) {}
   static void begin() {}
+
+ private:
+  // On what a position in these batches depends, as far as they say it. Never 0.
+  template <class Source>
+  static std::uint32_t hash_of(const Source& batches) {
+    std::string text;
+    if constexpr (Fingerprinted<Source>)
+      text = batches.fingerprint() + '/' + std::to_string(batches.steps()) + '/' + std::to_string(batches.size());
+    else text = std::to_string(size_of(batches));
+    return static_cast<std::uint32_t>(std::hash<std::string>{}(text)) | 1U;
+  }
+
+  std::uint32_t known_ = 0;
 };
 
 }  // namespace frugal::inline v0::detail

@@ -1,7 +1,11 @@
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <csignal>
+#include <cstddef>
+#include <cstdint>
 #include <map>
 #include <mutex>
 #include <stdexcept>
@@ -13,13 +17,23 @@ namespace frugal::inline v0::detail {
 
 // What a signal handler can reach. Lock-free, so that a handler may touch it.
 struct SignalFlags {
-  static inline std::atomic<unsigned> arrived{0};
-  static inline std::atomic<bool> ending{false};
-  static_assert(std::atomic<unsigned>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
+  static constexpr std::size_t signals = 65;  // Linux numbers them from 1 to 64
+  using Set = std::uint64_t;
+  static constexpr Set bit(int signal) { return Set{1} << (signal - 1); }
+
+  static inline std::array<std::atomic<unsigned>, signals> arrived{};  // by signal
+  static inline std::array<std::atomic<Set>, signals> together{};      // what the owners of a signal own besides
+  static inline std::atomic<Set> ending{0};                            // the next one of these ends the process
+  static_assert(std::atomic<unsigned>::is_always_lock_free && std::atomic<Set>::is_always_lock_free);
+
+  static unsigned arrivals(int signal) {
+    return arrived[static_cast<std::size_t>(signal)].load(std::memory_order_relaxed);
+  }
 
   static void handle(int signal) {
-    arrived.fetch_add(1);
-    if (!ending.exchange(true)) return;
+    const auto at = static_cast<std::size_t>(signal);
+    arrived[at].fetch_add(1);
+    if ((ending.fetch_or(bit(signal) | together[at].load()) & bit(signal)) == 0) return;
     struct sigaction action{};  // the second one ends the process, as soon as this handler returns
     action.sa_handler = SIG_DFL;
     sigaction(signal, &action, nullptr);
@@ -40,8 +54,17 @@ class SignalOwners {
     if (sigaction(signal, &action, &previous) != 0)
       throw std::invalid_argument("Preemption: signal " + std::to_string(signal) +
                                   " cannot be handled. Remove it from signals.");
-    if (owners().empty()) SignalFlags::ending = false;
+    SignalFlags::ending &= ~SignalFlags::bit(signal);  // of owners that are gone
+    for (auto& others : SignalFlags::together) others &= ~SignalFlags::bit(signal);
+    SignalFlags::together[static_cast<std::size_t>(signal)] = 0;
     owners().emplace(signal, Owned{1, previous});
+  }
+  // One owner has all of these: the second of them, whichever it is, ends the process.
+  static void join(const std::vector<int>& signals) noexcept {
+    const std::lock_guard lock(mutex());
+    SignalFlags::Set all = 0;
+    for (const int signal : signals) all |= SignalFlags::bit(signal);
+    for (const int signal : signals) SignalFlags::together[static_cast<std::size_t>(signal)] |= all;
   }
   static void release(int signal) noexcept {
     const std::lock_guard lock(mutex());
@@ -68,10 +91,10 @@ class SignalOwners {
   }
 };
 
-// The signals of one owner, and whether any arrived since it began. Movable.
+// The signals of one owner, and whether any of them arrived since it began. Movable.
 class OwnedSignals {
  public:
-  explicit OwnedSignals(std::vector<int> signals) {
+  explicit OwnedSignals(const std::vector<int>& signals) {
     for (const int signal : signals) {
       try {
         SignalOwners::acquire(signal);
@@ -79,35 +102,43 @@ class OwnedSignals {
         release();
         throw;
       }
-      signals_.push_back(signal);
+      signals_.push_back({signal, SignalFlags::arrivals(signal)});
     }
-    seen_ = SignalFlags::arrived.load();
+    SignalOwners::join(signals);
   }
-  OwnedSignals(OwnedSignals&& other) noexcept : signals_(std::exchange(other.signals_, {})), seen_(other.seen_) {}
+  OwnedSignals(OwnedSignals&& other) noexcept : signals_(std::exchange(other.signals_, {})) {}
   OwnedSignals& operator=(OwnedSignals&& other) noexcept {
     if (this == &other) return *this;
     release();
     signals_ = std::exchange(other.signals_, {});
-    seen_ = other.seen_;
     return *this;
   }
   ~OwnedSignals() { release(); }
 
-  bool arrived() const { return !signals_.empty() && SignalFlags::arrived.load(std::memory_order_relaxed) != seen_; }
+  bool arrived() const {
+    return std::ranges::any_of(signals_,
+                               [](const Heard& one) { return SignalFlags::arrivals(one.signal) != one.seen; });
+  }
   // The next signal is a first one again.
   void forget() {
-    seen_ = SignalFlags::arrived.load();
-    SignalFlags::ending = false;
+    for (Heard& one : signals_) {
+      one.seen = SignalFlags::arrivals(one.signal);
+      SignalFlags::ending &= ~SignalFlags::bit(one.signal);
+    }
   }
 
  private:
+  struct Heard {
+    int signal;
+    unsigned seen;
+  };
+
   void release() noexcept {
-    for (const int signal : signals_) SignalOwners::release(signal);
+    for (const Heard& one : signals_) SignalOwners::release(one.signal);
     signals_.clear();
   }
 
-  std::vector<int> signals_;
-  unsigned seen_ = 0;
+  std::vector<Heard> signals_;
 };
 
 }  // namespace frugal::inline v0::detail
