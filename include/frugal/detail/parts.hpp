@@ -6,13 +6,13 @@
 #include <frugal/detail/evaluation.hpp>
 #include <frugal/detail/loss_log.hpp>
 #include <frugal/detail/place.hpp>
+#include <frugal/detail/run_memory.hpp>
 #include <frugal/policy.hpp>
 #include <frugal/update.hpp>
 
 #include <cstdint>
 #include <optional>
 #include <stdexcept>
-#include <string_view>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -194,32 +194,13 @@ class Parts {
     if (const auto loss = loss_log_.take()) progress_.loss = *loss;
   }
 
-  // What the loop itself has to remember: a checkpoint's section "trainer".
-  struct Memory {
-    static constexpr std::string_view state_name = "trainer";
-    Parts& parts;
-    // The metric belongs to the weights that were being trained, also while the model holds the best ones.
-    void measured(const auto&, auto&& out) const { parts.trained_.measured(out, "trained"); }
-    void save(auto& out) const {
-      parts.loss_log_.save(out);
-      parts.best_.save(out, "best");
-      parts.trained_.save(out, "trained");
-      parts.place_.save(out, parts.accumulation().pending());
-    }
-    void load(auto& in) {
-      parts.loss_log_.load(in);
-      parts.best_.load(in, "best");
-      parts.trained_.load(in, "trained");
-      parts.place_.load(in);
-    }
-  };
   // Calls call(memory, policies with state...).
   auto with_state(auto&& call) {
     const auto stateful = [](auto& policy) {
       if constexpr (Stateful<std::remove_cvref_t<decltype(policy)>>) return std::tie(policy);
       else return std::tuple<>{};
     };
-    Memory memory{*this};
+    RunMemory memory{loss_log_, best_, trained_, place_, accumulation().pending()};
     return std::apply([&](auto&... policy) { return call(memory, policy...); },
                       std::apply([&](auto&... policy) { return std::tuple_cat(stateful(policy)...); }, policies_));
   }
