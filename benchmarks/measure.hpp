@@ -13,6 +13,13 @@
 #include <string_view>
 #include <vector>
 
+#if __has_include(<valgrind/callgrind.h>)
+#include <valgrind/callgrind.h>
+#define BENCH_CALLGRIND(request) request
+#else
+#define BENCH_CALLGRIND(request)
+#endif
+
 // What subjects measure with: operators, weights on disk.
 namespace bench {
 

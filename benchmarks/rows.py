@@ -279,7 +279,10 @@ COUNTS = [(f"{workload}/{loop}/{precision}", ["step", "--workload", workload, "-
 
 # What all policies add to the best loop by hand, which does the same work but for the norm.
 COUNTED = [(f"counted/{key}/W2-{precision}", f"W2/frugal/{precision}", f"W2/best/{precision}", key, goal)
-           for precision in ("fp32", "bf16") for key, goal in (("allocations", 1.0), ("reads", 1.0), ("casts", None))]
+           for precision in ("fp32", "bf16") for key, goal in (("allocations", 1.0), ("reads", 1.0), ("casts", None), ("instructions", 0.99))]
+
+# Where instructions are counted as well: valgrind knows neither AVX-512 nor AMX, so in float32.
+INSTRUCTIONS = {f"{workload}/{loop}/fp32" for workload in ("W1", "W2") for loop in ("best", "frugal")}
 
 # More of each a step than the loop by hand may cost; a check fails above it.
 COUNT_LIMITS = {(f"{workload}/frugal/{precision}", f"{workload}/best/{precision}"):

@@ -327,12 +327,33 @@ class Suite:
             return True
         return any(row.ceiling == name and threads in row.threads_of(self.options) for row in self.chosen)
 
-    def measure_counts(self):
+    def instructions(self, name, side):
+        """Instructions a step, by callgrind; None where there is no valgrind."""
+        if not shutil.which("valgrind"):
+            self.left_out.append({"name": f"instructions {name}", "reason": "valgrind is not installed"})
+            return None
+        out, steps = self.scratch / "callgrind.out", 4
+        command = ["valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={out}",
+                   *self.command(side, 1, None, "counter")]
+        done = subprocess.run(command, input=f"count {steps}\n", stdout=subprocess.PIPE, stderr=self.log, text=True, check=False,
+                              env=dict(os.environ, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1"))
+        for dump in self.scratch.glob("callgrind.out.*"):
+            text = dump.read_text(errors="replace")
+            dump.unlink()
+            total = re.search(r"^totals: (\d+)", text, re.MULTILINE)
+            if "Client Request: counted" in text and total:
+                return int(total.group(1)) / steps
+        self.left_out.append({"name": f"instructions {name}", "reason": f"callgrind counted nothing (exit code {done.returncode})"})
+        return None
+
+    def measure_counts(self, instructions_too=False):
         for name, arguments in table.COUNTS:
             side = {"program": "subject", "arguments": arguments}
             try:
                 with self.start(side, 1, program="counter") as subject:
-                    self.counts.append({"name": name, **subject.ask("count 16"), "instructions": None})
+                    counted = subject.ask("count 16")
+                instructions = self.instructions(name, side) if name in table.INSTRUCTIONS and instructions_too else None
+                self.counts.append({"name": name, **counted, "instructions": instructions})
             except SubjectError as error:
                 self.left_out.append({"name": f"counts {name}", "reason": str(error)})
 
@@ -406,6 +427,8 @@ class Suite:
             if ours not in by_name or baseline not in by_name:
                 continue
             mine, theirs = by_name[ours][key], by_name[baseline][key]
+            if mine is None or theirs is None:
+                continue
             ratio = theirs / mine if mine else 1.0
             self.records.append({"name": name, "workload": ours.split("/")[0], "precision": ours.split("/")[-1], "threads": 1,
                                  "ours": mine, "baseline": theirs, "unit": f"{key}/step", "ratio": ratio, "low": ratio, "high": ratio,
@@ -473,7 +496,7 @@ class Suite:
         if whole or re.search(self.options.only, "prober/share") or re.search(self.options.only, "prober/trials"):
             self.measure_probe()
         if whole or "counted" in self.options.only:
-            self.measure_counts()
+            self.measure_counts(instructions_too=not self.options.quick)
             self.counted_records()
         if whole:
             self.measure_micro()

@@ -242,7 +242,7 @@ figures() {
 # ---- the benchmark suite ---------------------------------------------------------------------------------------------
 
 # The Python environments of the suite. Versions are pinned: a ratio against a peer says which peer.
-readonly accelerate_version=1.15.0 lightning_version=2.6.6 matplotlib_version=3.10.8
+readonly accelerate_version=1.15.0 lightning_version=2.6.6 matplotlib_version=3.11.2
 
 bench_peers() {
   local found version

@@ -79,7 +79,7 @@ def main():
         *overhead(fake, "fake"),
         *overhead(torch, "torch"),
         "",
-        f"The demo on {cores} cores of a {processor()}, no GPU: **{accuracy} in {seconds:.0f} s**. What it says of itself:",
+        f"The demo on {cores} cores ({processor()}), no GPU: **{accuracy} in {seconds:.0f} s**. What it says of itself:",
         "",
         "```",
         *report,
