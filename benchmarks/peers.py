@@ -446,6 +446,7 @@ def make(options):
     torch.set_num_threads(options.threads)
     if options.device == "cuda" and not torch.cuda.is_available():
         raise RuntimeError("this torch sees no CUDA device")
+    torch.backends.cudnn.allow_tf32 = options.precision != "fp32"   # fp32 is strict on both sides
     # Imports come first: their memory is not the training's.
     modules = {"accelerate": "accelerate", "lightning": "lightning.pytorch"}
     if options.peer in modules:

@@ -2,6 +2,8 @@
 #include "measure.hpp"
 #include "subject.hpp"
 
+#include <ATen/Context.h>
+
 #include <algorithm>
 #include <cmath>
 #include <utility>
@@ -126,6 +128,7 @@ class TrainingStep final : public Subject {
 }  // namespace
 
 std::unique_ptr<Subject> make_training_step(const Settings& settings) {
+  at::globalContext().setAllowTF32CuDNN(settings.precision != "fp32");  // fp32 is strict here, in convolutions too
   Workload work = workload(settings.workload, settings.batch);
   if (settings.channels_last) to_channels_last(work);
   to_device(work, settings.device);

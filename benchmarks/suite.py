@@ -424,7 +424,7 @@ class Suite:
         """What all policies add to the loop by hand, as ratios of counts."""
         by_name = {count["name"]: count for count in self.counts}
         for name, ours, baseline, key, goal in table.COUNTED:
-            if ours not in by_name or baseline not in by_name:
+            if ours not in by_name or baseline not in by_name or not re.search(self.options.only or "", name):
                 continue
             mine, theirs = by_name[ours][key], by_name[baseline][key]
             if mine is None or theirs is None:
