@@ -186,6 +186,10 @@ def lever_rows(_options, native, _left_out):
         if precision in native:
             yield Row(f"lever/channels_last/W4-{precision}", "W4", precision, step("W4", "frugal", precision, "--channels-last"),
                       step("W4", "frugal", precision), **LOW)
+    for workload in ("W2", "W4"):   # what the prober is for: the largest micro-batch that fits against one that was guessed
+        yield Row(f"lever/probing/{workload}", workload, "fp32", step(workload, "frugal", "fp32", label="frugal, whole batch"),
+                  step(workload, "frugal", "fp32", "--split", "8", label="frugal, 8 micro-batches"),
+                  **(LOW if workload == "W4" else {}))   # BatchNorm sees other batches
     yield Row("lever/clip/W2", "W2", "fp32", step("W2", "frugal", "fp32"), step("W2", "frugal", "fp32", "--clip"))
     yield Row("lever/background-save/gpt77", "W6", "fp32", part("save", "stall"), part("save", "blocking"), steps=1, longest=1,
               unit="s/save", threads=(1,))
@@ -243,7 +247,7 @@ def rows(options, native, left_out):
         chapters = (precision_rows, together_rows, peer_rows)
         left_out.append({"name": "update, checkpoint, batches, overhead, lever", "reason": "measured on the CPU: --device cpu"})
     else:
-        left_out.append({"name": "W on a GPU: G1 (MLP 3 x 4096), G2 (ResNet-50), G3 (GPT-2 small), cuBLAS and cublasLt ceilings",
+        left_out.append({"name": "on a GPU: G1 (MLP 3 x 4096), G2 (ResNet-50), G3 (GPT-2 small), cuBLAS and cublasLt ceilings",
                          "reason": "no CUDA device was asked for (--device cuda)"})
     return [row for chapter in chapters for row in chapter(options, native, left_out)]
 
@@ -260,11 +264,21 @@ def targets(_options):
                       unit="s/training", seeds=seeds, steps=0)
 
 
+def stopping(_options):
+    """A training that ends when it stopped learning, against one that goes on to its last step."""
+    def side(method):
+        return {"program": "subject", "label": method, "precision": "fp32", "environment": {},
+                "arguments": ["target", "--workload", "fashion-mnist", "--loop", "frugal", "--precision", "fp32", "--method", method]}
+    yield Row("lever/early-stopping/fashion-mnist", "fashion-mnist", "fp32", side("patience"), side("whole"),
+              unit="s/training", seeds=(1,), steps=0)
+
+
 def names(options):
     left_out = []
-    everything = rows(options, {"fp32", "tf32", "bf16", "fp16"}, left_out) + list(targets(options))
+    everything = rows(options, {"fp32", "tf32", "bf16", "fp16"}, left_out) + list(targets(options)) + list(stopping(options))
     fixed = ["prober/share", "prober/trials"] + [name for name, *_ in COUNTED]
-    return [row.full_name(threads) for row in everything for threads in row.threads_of(options)] + fixed
+    chosen = [row for row in everything if row.quick or not options.quick]
+    return [row.full_name(threads) for row in chosen for threads in row.threads_of(options)] + fixed
 
 
 CEILINGS = [("matmul/fp32", "matmul/fp32", "FLOP/s"), ("matmul/tf32", "matmul/tf32", "FLOP/s"),

@@ -68,6 +68,7 @@ Settings parse(int argc, char** argv) {
     if (const auto text = texts.find(name); text != texts.end()) *text->second = value;
     else if (name == "--batch") settings.batch = std::stoll(value);
     else if (name == "--window") settings.window = std::stoll(value);
+    else if (name == "--split") settings.window = settings.split = std::stoll(value);
     else if (name == "--threads") settings.threads = std::stoi(value);
     else if (name == "--seed") settings.seed = std::stoull(value);
     else if (name == "--target") settings.target = std::stod(value);

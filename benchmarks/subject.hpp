@@ -36,7 +36,7 @@ class Subject {
 // What the command line says.
 struct Settings {
   std::string kind, workload = "W2", loop = "frugal", precision = "fp32", method, device = "cpu", directory, data;
-  std::int64_t batch = 0, window = 1;
+  std::int64_t batch = 0, window = 1, split = 1;
   bool forward_backward = false, channels_last = false, fused = true, clip = false;
   int threads = 1;
   std::uint64_t seed = 1;

@@ -25,6 +25,17 @@ void to_channels_last(Workload& work) {
   work.inputs = images.view(sizes);
 }
 
+// The same samples in the same order, each batch in so many parts.
+void split(Workload& work, std::int64_t parts) {
+  TORCH_CHECK(work.batch() % parts == 0, "a batch of ", work.batch(), " cannot be split into ", parts, " equal parts");
+  for (auto* tensor : {&work.inputs, &work.targets}) {
+    auto sizes = tensor->sizes().vec();
+    sizes[0] *= parts, sizes[1] /= parts;
+    *tensor = tensor->reshape(sizes);
+  }
+  work.flops /= static_cast<double>(parts);
+}
+
 void to_device(Workload& work, torch::Device device) {
   work.network->to(device);
   work.inputs = work.inputs.to(device);
@@ -99,7 +110,7 @@ class TrainingStep final : public Subject {
     const Json meta{
         {"workload", work_.name},
         {"model", work_.model},
-        {"batches", batches_in_turn},
+        {"batches", work_.inputs.size(0)},
         {"batch", work_.batch()},
         {"inputs", Json{{"file", "inputs.bin"},
                         {"shape", work_.inputs.sizes().vec()},
@@ -130,6 +141,7 @@ class TrainingStep final : public Subject {
 std::unique_ptr<Subject> make_training_step(const Settings& settings) {
   at::globalContext().setAllowTF32CuDNN(settings.precision != "fp32");  // fp32 is strict here, in convolutions too
   Workload work = workload(settings.workload, settings.batch);
+  if (settings.split > 1) split(work, settings.split);
   if (settings.channels_last) to_channels_last(work);
   to_device(work, settings.device);
   if (settings.loop == "naive") return std::make_unique<TrainingStep<NaiveLoop>>(settings, std::move(work));

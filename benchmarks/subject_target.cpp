@@ -6,6 +6,7 @@
 #include "../examples/support/net.hpp"
 #include "../examples/support/text.hpp"
 
+#include <sstream>
 #include <utility>
 
 // Time to a target on real data: the same network, data, order and rate, trained until a validation reaches the target.
@@ -73,8 +74,12 @@ class Target final : public Subject {
   Target(const Settings& settings, Task task) : settings_(settings), task_(std::move(task)) {}
 
   std::string what() const override {
-    return settings_.loop + " loop, " + settings_.precision + ", until " + settings_.workload + " reaches " +
-           std::to_string(settings_.target);
+    const std::string of = settings_.loop + " loop, " + settings_.precision + ", " + settings_.workload;
+    if (settings_.method == "patience") return of + " until 12 checks in a row showed no progress";
+    if (settings_.method == "whole") return of + ", " + std::to_string(task_.longest) + " steps";
+    std::ostringstream text;
+    text << of << " until it reaches " << settings_.target;
+    return text.str();
   }
   // Trains once, whatever n is: a training cannot be repeated on trained weights.
   Json run(std::int64_t) override {
@@ -122,15 +127,12 @@ class Target final : public Subject {
     LoopOptions options;
     options.precision = settings_.precision;
     const Batches batches(task_.inputs, task_.targets, {.batch_size = task_.batch, .seed = settings_.seed});
-    Trainer trainer{*task_.network,
-                    optimizer,
-                    &loss_of,
-                    amp_of(options),
-                    FusedStep{},
-                    EarlyStopper({.patience = 1000,
-                                  .goal = task_.higher_is_better ? Goal::maximize : Goal::minimize,
-                                  .target = settings_.target,
-                                  .restore_best = false})};
+    const bool patient = settings_.method == "patience";
+    EarlyStopperOptions stopping{.patience = patient ? 12 : 100000,
+                                 .goal = task_.higher_is_better ? Goal::maximize : Goal::minimize,
+                                 .restore_best = patient};
+    if (settings_.method.empty()) stopping.target = settings_.target;
+    Trainer trainer{*task_.network, optimizer, &loss_of, amp_of(options), FusedStep{}, EarlyStopper(stopping)};
     const auto validate = [&] {
       const auto guard = trainer.get<AmpPolicy<>>().autocast();
       const double metric = task_.validate();
@@ -140,6 +142,7 @@ class Target final : public Subject {
     const auto report = trainer.fit(
         batches, validate, {.epochs = 1000, .max_steps = task_.longest, .validate_every_steps = task_.check_every});
     steps_ = report.progress.step;
+    if (!settings_.method.empty()) reached_ = true;  // its end
   }
 
   Settings settings_;

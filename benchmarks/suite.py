@@ -25,6 +25,7 @@ import time
 import rows as table
 
 PAIRS = 20
+BUSY = "not decided: others kept the machine busy during the pairs; measure this row again when it is idle"
 TICK = os.sysconf("SC_CLK_TCK")
 
 
@@ -204,7 +205,7 @@ class Suite:
                 self.compare(row, record, ours, baseline)
                 pairs = self.pairs(row, record, ours, baseline)
                 record.update(summary(pairs))
-                record["met"] = is_met(record["ratio"], record["high"], record["goal"])
+                record["met"] = None if record["note"] == BUSY else is_met(record["ratio"], record["high"], record["goal"])
                 record["ceiling_fraction"] = self.ceiling_fraction(row, threads, ours.hello.get("work", {}), record["ours"])
                 self.note_speed(row, record, ours, baseline, threads)
         except SubjectError as error:
@@ -251,7 +252,7 @@ class Suite:
             pairs.append((seconds[ours], seconds[baseline]))
         record["pairs"], record["dropped"] = len(pairs), dropped
         if dropped >= 2 * wanted:
-            record["note"] = "the machine was busy with other things during the pairs that count"
+            record["note"] = BUSY
         return pairs
 
     def warm_up(self, subject, row):
@@ -370,7 +371,7 @@ class Suite:
 
     def measure_targets(self):
         """Time to a target, one pair a seed."""
-        for row in table.targets(self.options):
+        for row in [*table.targets(self.options), *table.stopping(self.options)]:
             if not self.selected(row):
                 continue
             threads = max(self.options.threads)
@@ -394,6 +395,10 @@ class Suite:
                                            f"{subject.hello['subject']}")
                     seconds[key] = answer["seconds"]
                     curve = answer["curve"]
+                    if key == "ours":
+                        record["loss"] = curve["loss"][-1]
+                    else:
+                        record["baseline_loss"] = curve["loss"][-1]
                     self.curves.append({"group": row.workload, "label": f"{side['label']} {side['precision']}, seed {seed}",
                                         "precision": side["precision"], "seconds": curve["seconds"], "loss": curve["loss"],
                                         "metric": curve["metric"], "steps": answer["steps"]})
@@ -460,7 +465,8 @@ class Suite:
         if record["ratio"] is None:
             print(f"{left} -      {record['note']}", flush=True)
             return
-        goal = "" if record["goal"] is None else f"  goal {record['goal']:g}: {'met' if record['met'] else 'NOT MET'}"
+        verdict = {True: "met", False: "NOT MET", None: "not decided, the machine is busy"}[record["met"]]
+        goal = "" if record["goal"] is None else f"  goal {record['goal']:g}: {verdict}"
         print(f"{left} {record['ratio']:6.2f}x [{record['low']:.2f}, {record['high']:.2f}]{goal}", flush=True)
 
     def find_hardware(self):
@@ -558,7 +564,7 @@ def parse(arguments):
     parser = argparse.ArgumentParser(prog="bench", description="Measures what frugal buys on this machine.")
     parser.add_argument("--quick", action="store_true", help="the most telling rows, in under 5 minutes on 2 cores")
     parser.add_argument("--only", metavar="REGEX", help="the rows whose name matches, quick or not")
-    parser.add_argument("--list", action="store_true", help="the names of all rows")
+    parser.add_argument("--list", action="store_true", help="the names of all rows; with --quick, of those")
     parser.add_argument("--threads", metavar="N,N", help="thread counts; default: 1 and all cores")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--minutes", type=float, help="no row begins after so many minutes")
@@ -568,17 +574,21 @@ def parse(arguments):
     parser.add_argument("--segment", type=float, help="seconds that one side of a pair works for")
     parser.add_argument("--load", type=float, default=0.15, help="share of a core that others may take during a pair")
     parser.add_argument("--check-counts", action="store_true", help="counts alone, held against their limits")
-    parser.add_argument("--peers", default=None, help=argparse.SUPPRESS)
-    parser.add_argument("--programs", default=".", help=argparse.SUPPRESS)
-    parser.add_argument("--scratch", default=None, help=argparse.SUPPRESS)
+    parser.add_argument("--programs", default="build/bench/benchmarks", help="the folder with frugal_bench_subject")
+    parser.add_argument("--peers", default=None, metavar="PYTHON", help="a Python that has torch, Accelerate and Lightning")
+    parser.add_argument("--scratch", default=None, help="the folder for temporary files; its disk is the one that is measured")
     parser.add_argument("--command", default="", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
+    if not options.command:
+        options.command = " ".join(["python3 benchmarks/suite.py", *arguments])
     if options.pairs < PAIRS:
         parser.error(f"--pairs: at least {PAIRS}, or the range means little")
     cores = len(os.sched_getaffinity(0))
     options.cores = cores
     try:
         options.threads = sorted({int(n) for n in options.threads.split(",")}) if options.threads else sorted({1, cores})
+        if options.threads[0] < 1:
+            raise ValueError("--threads: at least 1")
         re.compile(options.only or "")
     except (ValueError, re.error) as error:
         parser.error(str(error))
@@ -593,6 +603,9 @@ def main():
     if options.list:
         print("\n".join(table.names(options)))
         return 0
+    if not (pathlib.Path(options.programs) / "frugal_bench_subject").exists():
+        sys.exit(f"bench: there is no frugal_bench_subject in {options.programs}. `bash cmake/dev.sh bench` builds it; --programs "
+                 "names another folder.")
     suite = Suite(options)
     if options.check_counts:
         return check_counts(suite)

@@ -30,7 +30,7 @@ struct Workload {
 
   std::int64_t batch() const { return inputs.size(1); }
   frugal::Batch at(std::int64_t step) const {
-    const std::int64_t i = step % batches_in_turn;
+    const std::int64_t i = step % inputs.size(0);
     return {inputs[i], targets[i]};
   }
 };

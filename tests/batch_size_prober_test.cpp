@@ -186,6 +186,11 @@ TEST_CASE("BatchSizeProber lets other errors through") {
   };
   REQUIRE_THROWS_WITH(BatchSizeProber().plan(64, fail), "the data ends here");
   REQUIRE_THROWS_WITH(BatchSizeProber().largest(fail), "the data ends here");
+
+  const auto data = torch::zeros({20, 2});
+  const auto too_few = [&](std::int64_t n) { data.narrow(0, 0, n); };
+  REQUIRE_THROWS_WITH(BatchSizeProber().plan(64, too_few), ContainsSubstring("set max to the size of the data set"));
+  REQUIRE_NOTHROW(BatchSizeProber({.max = 20}).plan(64, too_few));
 }
 
 TEST_CASE("BatchSizeProber says what is wrong") {

@@ -77,8 +77,15 @@ class BatchSizeProber {
   /// `loss(model, batch)` its mean loss, or Weighted.
   template <class Model, class Optimizer, class MakeBatch, class Loss>
   BatchPlan plan(std::int64_t effective, Model& model, Optimizer& optimizer, MakeBatch&& make_batch, Loss&& loss) {
-    detail::ModelTrial trial(effective, model, optimizer, make_batch, loss);
-    return plan_for(effective, trial, trial.measures() ? Margin::memory : Margin::size);
+    static_assert(makes_batches<Model, MakeBatch, Loss>,
+                  "BatchSizeProber: the batch maker or the loss does not fit. Write `make_batch(std::int64_t n)`, then "
+                  "`loss(Model&, batch)`, in this order.");
+    if constexpr (makes_batches<Model, MakeBatch, Loss>) {
+      detail::ModelTrial trial(effective, model, optimizer, make_batch, loss);
+      return plan_for(effective, trial, trial.measures() ? Margin::memory : Margin::size);
+    } else {
+      return {};
+    }
   }
 
   /// The same in the precision that will run: pass the policy that training will use.
@@ -89,7 +96,10 @@ class BatchSizeProber {
     static_assert(fits,
                   "BatchSizeProber: the last argument must be a precision policy. Pass the AmpPolicy that training "
                   "will use.");
-    if constexpr (fits) {
+    static_assert(makes_batches<Model, MakeBatch, Loss>,
+                  "BatchSizeProber: the batch maker or the loss does not fit. Write `make_batch(std::int64_t n)`, then "
+                  "`loss(Model&, batch)`, in this order.");
+    if constexpr (fits && makes_batches<Model, MakeBatch, Loss>) {
       detail::ModelTrial trial(effective, model, optimizer, make_batch, loss);
       const auto once = [&](std::int64_t size) { return trial(size, precision); };
       return plan_for(effective, once, trial.measures() ? Margin::memory : Margin::size);
@@ -114,6 +124,14 @@ class BatchSizeProber {
   static bool is_out_of_memory(const std::exception& error) { return detail::is_out_of_memory(error); }
 
  private:
+  // As they will be called: the batch is a variable.
+  template <class Model, class MakeBatch, class Loss>
+  static constexpr bool makes_batches = [] {
+    if constexpr (std::is_invocable_v<MakeBatch&, std::int64_t>)
+      return std::is_invocable_v<Loss&, Model&, std::remove_cvref_t<std::invoke_result_t<MakeBatch&, std::int64_t>>&>;
+    else return false;
+  }();
+
   enum class Margin { memory, size };
 
   // Only sizes that split the effective batch evenly are worth a trial, so the search is over the number of steps. A

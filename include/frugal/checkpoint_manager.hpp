@@ -113,12 +113,12 @@ class CheckpointManager {
   }
 
   /// Brings back the newest valid checkpoint, and says where it stood; nullopt: there is none, nothing was changed. Pass
-  /// what was passed to save(), in the same order.
+  /// what was passed to save(); modules, optimizers and policies of one role in the same order.
   ///
   /// A damaged file is passed over with a warning. Throws, and changes nothing, when all are damaged and when the
   /// checkpoint does not fit: names, shapes and dtypes of the model, class, groups and options of the optimizer; or a tensor
-  /// of the model that cannot take its values. An object that the checkpoint does not know stays as constructed, with a
-  /// warning. Gradients of parameters are set to those of the unfinished window, else to none.
+  /// of the model that cannot take its values. An object that the checkpoint does not know stays as constructed, and
+  /// one that only the checkpoint knows is left out, with a warning each. Gradients of parameters are set to those of the unfinished window, else to none.
   std::optional<Progress> restore(auto& model, auto& optimizer, auto&... stateful) {
     constexpr bool complete =
         detail::all_have_state<std::remove_reference_t<decltype(model)>, std::remove_reference_t<decltype(optimizer)>,

@@ -18,12 +18,13 @@ struct PreemptionOptions {
 /// Asks to stop when a signal arrives: a spot reclaim, `scancel`, Ctrl-C. The Trainer looks after every micro-batch and
 /// every validation, saves, and returns StopReason::preempted, whose exit code 75 means "requeue me".
 ///
-///     Preemption preemption;
+///     Preemption preemption;        // early in main: what arrives during the set-up is heard too; move it into a Trainer
 ///     for (auto& batch : batches) { train(batch); if (preemption.requested()) { save(); return 75; } }
 ///
 /// The handler only sets flags. A Preemption hears its own signals and no others; a second one of them ends the process at
-/// once, as if nobody handled it. Signal handlers belong to the process: they are installed by the first Preemption that names a signal and the previous one comes back with the
-/// last, in whatever order they go. A handler that somebody installs in between is left alone.
+/// once, as if nobody handled it. Signal handlers belong to the process: they are installed by the first Preemption that
+/// names a signal and the previous one comes back with the last, in whatever order they go. A handler that somebody
+/// installs in between is left alone.
 class Preemption {
  public:
   static constexpr Role role = Role::interruption;

@@ -25,7 +25,8 @@ struct RunReport {
   double seconds = 0;  ///< wall-clock time of this fit()
 
   /// For `return` in main: 0 for a run that ended as it should, 75 (EX_TEMPFAIL: requeue me) for a preempted one, 1 for one
-  /// that diverged or met a non-finite metric.
+  /// that EarlyStopper ended as diverged (`diverged_at`) or for a metric that is no number (NonFinite::stop). By default such
+  /// metrics count as no progress, and a run of them ends as plateau, 0, with a best_metric of NaN.
   int exit_code() const {
     if (reason == StopReason::preempted) return 75;
     return reason == StopReason::diverged || reason == StopReason::non_finite ? 1 : 0;

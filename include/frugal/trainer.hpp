@@ -27,7 +27,7 @@ namespace frugal::inline v0 {
 ///
 /// Model and optimizer are referenced and must outlive the Trainer; loss and policies are moved into it. `loss(Model&,
 /// const Batch&)` returns a mean loss, or Weighted{mean loss, samples or tokens}. What happens when: read step() and, from
-/// fit() on, epoch().
+/// fit() on, train(), epoch(), micro_batches(); what they ask is in detail/endings.hpp, what they do in detail/checks.hpp.
 ///
 /// What throws in a backward pass or an update drops its window. What throws afterwards, an observer's on_step say, leaves
 /// the step applied and counted: the next fit() makes up for the check and the save that were due, and goes on.

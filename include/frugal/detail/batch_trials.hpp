@@ -67,9 +67,15 @@ class BatchTrials {
       if constexpr (std::convertible_to<decltype(trial_(size)), std::optional<MemoryUse>>) made.use = trial_(size);
       else trial_(size);
       made.succeeded = true;
-    } catch (const std::exception& error) {
-      if (is_out_of_memory(error)) note(error);
-      else other = std::current_exception();
+    } catch (std::exception& error) {
+      if (is_out_of_memory(error)) {
+        note(error);
+      } else {
+        if (auto* const libtorch = dynamic_cast<c10::Error*>(&error))  // the same object goes on
+          libtorch->add_context(c10::str("BatchSizeProber: this came from a trial of ", size,
+                                         " samples. If there are not so many, set max to the size of the data set."));
+        other = std::current_exception();
+      }
     }
     // Outside of the catch block, where the exception no longer keeps anything alive.
     at::autocast::clear_cache();
