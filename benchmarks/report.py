@@ -174,12 +174,15 @@ def verdict(record):
     """met, unmet, none (there is no goal), or missing (there is no measurement)."""
     if real(record.get("ratio")) is None:
         return "missing"
+    if record.get("met") is None and real(record.get("goal")) is not None:
+        return "undecided"
     if record.get("met") is None or real(record.get("goal")) is None:
         return "none"
     return "met" if record["met"] else "unmet"
 
 
-VERDICTS = {"met": "✓ met", "unmet": "✗ not met", "none": "no goal", "missing": "not measured"}
+VERDICTS = {"met": "✓ met", "unmet": "✗ not met", "none": "no goal", "missing": "not measured",
+            "undecided": "not decided"}
 
 
 def listed(words):
@@ -365,7 +368,7 @@ INK, MUTED, GRID, MET, UNMET, NONE = "#010101", "#010102", "#010103", "#010104",
 SERIES = ["#010107", "#010108", "#010109", "#01010a", "#01010b"]
 VARIABLES = {INK: "ink", MUTED: "muted", GRID: "grid", MET: "met", UNMET: "unmet", NONE: "none",
              **{colour: f"series{i + 1}" for i, colour in enumerate(SERIES)}}
-LOOKS = {"met": (MET, "o"), "unmet": (UNMET, "X"), "none": (NONE, "s")}
+LOOKS = {"met": (MET, "o"), "unmet": (UNMET, "X"), "none": (NONE, "s"), "undecided": (NONE, "D")}
 
 
 class Picture:
