@@ -11,11 +11,14 @@ which something else kept the machine busy is dropped and made up for. README.md
 import argparse
 import datetime
 import json
+import math
 import os
 import pathlib
 import platform
 import re
+import select
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -34,39 +37,85 @@ class SubjectError(Exception):
 
 
 class Subject:
-    """A process that holds one thing to be measured."""
+    """A process that holds one thing to be measured. Whatever it does wrong is a SubjectError, never the end of the suite."""
 
-    def __init__(self, command, environment, log):
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
-                                        env=environment)
+    def __init__(self, command, environment, log, patience=600):
+        self.name, self.patience, self.unread = " ".join(map(str, command[:2])), patience, b""
         try:
-            self.hello = self._answer("its start")
-        except SubjectError:
+            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment)
+        except OSError as error:
+            raise SubjectError(f"{self.name} cannot be started: {error.strerror}") from error
+        try:
+            self.hello = self._answer("its start", "subject")
+        except BaseException:
             self.close()
             raise
 
-    def _answer(self, request):
-        line = self.process.stdout.readline()
-        if not line:
-            raise SubjectError(f"{' '.join(self.process.args[:2])} ended at {request} with exit code {self.process.wait()}")
-        answer = json.loads(line)
+    def _line(self, request):
+        """A line of its output, or an error when there is none within the patience."""
+        until = time.monotonic() + self.patience
+        while b"\n" not in self.unread:
+            ready, _, _ = select.select([self.process.stdout], [], [], max(0.0, until - time.monotonic()))
+            if not ready:
+                raise SubjectError(f"{self.name} did not answer to {request} within {self.patience} s")
+            part = os.read(self.process.stdout.fileno(), 1 << 16)
+            if not part:
+                raise SubjectError(f"{self.name} ended at {request} with exit code {self._ended()}")
+            self.unread += part
+        line, self.unread = self.unread.split(b"\n", 1)
+        return line
+
+    def _ended(self):
+        try:
+            return self.process.wait(5)
+        except subprocess.TimeoutExpired:
+            return "none yet"
+
+    def _answer(self, request, *keys):
+        line = self._line(request)
+        try:
+            answer = json.loads(line)
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise SubjectError(f"{self.name} answered no JSON object to {request}: {line[:60]!r}")
         if "error" in answer:
-            raise SubjectError(answer["error"])
+            raise SubjectError(str(answer["error"]))
+        missing = [key for key in keys if key not in answer]
+        if missing:
+            raise SubjectError(f"{self.name} answered to {request} without {', '.join(missing)}")
         return answer
 
-    def ask(self, request):
-        self.process.stdin.write(request + "\n")
-        self.process.stdin.flush()
-        return self._answer(request)
+    def ask(self, request, *keys):
+        """Its answer, which has these keys."""
+        try:
+            self.process.stdin.write(request.encode() + b"\n")
+            self.process.stdin.flush()
+        except OSError as error:
+            raise SubjectError(f"{self.name} ended before {request} with exit code {self._ended()}") from error
+        return self._answer(request, *keys)
+
+    def seconds(self, count):
+        """Seconds that it says `count` units of work took, all together."""
+        seconds = self.ask(f"run {count}", "seconds")["seconds"]
+        if not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
+            raise SubjectError(f"{self.name} says that its work took {seconds} seconds")
+        return seconds
 
     def close(self):
-        self.process.stdin.close()
         try:
-            self.process.wait(20)
-        except subprocess.TimeoutExpired:
+            self.process.stdin.close()
+        except OSError:
+            pass   # it has ended already
+        try:
+            self.process.wait(5)
+        except BaseException as error:   # an impatient Ctrl-C too must leave no process behind
             self.process.kill()
             self.process.wait()
-        self.process.stdout.close()
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+        finally:
+            self.process.stdout.close()
 
     def __enter__(self):
         return self
@@ -219,9 +268,9 @@ class Suite:
         if row.steps == 0:
             return
         theirs, own = self.scratch / "theirs.bin", self.scratch / "own.bin"
-        expected = baseline.ask(f"check {row.steps} {theirs}")["losses"]
-        losses = ours.ask(f"check {row.steps} {own}")["losses"]
-        record["weights_difference"] = ours.ask(f"compare {theirs}")["difference"]
+        expected = baseline.ask(f"check {row.steps} {theirs}", "losses")["losses"]
+        losses = ours.ask(f"check {row.steps} {own}", "losses")["losses"]
+        record["weights_difference"] = ours.ask(f"compare {theirs}", "difference")["difference"]
         record["tolerance"] = row.tolerance_text()
         if losses and expected:
             record["loss"], record["baseline_loss"] = losses[-1], expected[-1]
@@ -243,7 +292,7 @@ class Suite:
         while len(pairs) < wanted:
             order = (ours, baseline) if (len(pairs) + dropped) % 2 == 0 else (baseline, ours)
             load.begin()
-            seconds = {subject: subject.ask(f"run {count}")["seconds"] / count for subject in order}
+            seconds = {subject: subject.seconds(count) / count for subject in order}
             foreign = load.foreign()
             self.worst_load = max(self.worst_load, foreign)
             if foreign > self.options.load and dropped < 2 * wanted:
@@ -259,7 +308,7 @@ class Suite:
         """Seconds per unit of work once nothing is new."""
         spent, count, each = 0.0, 1, 0.0
         while spent < self.segment:
-            seconds = subject.ask(f"run {count}")["seconds"]
+            seconds = subject.seconds(count)
             spent += max(seconds, 1e-6)
             each = seconds / count
             if row.longest:
@@ -303,9 +352,8 @@ class Suite:
                 try:
                     with self.start(side, threads) as subject:
                         amount = subject.hello["work"]["flops" if unit == "FLOP/s" else "bytes"]
-                        each = subject.ask("run 1")["seconds"]
-                        count = max(1, round(self.segment / each))
-                        best = min(subject.ask(f"run {count}")["seconds"] / count for _ in range(5 if self.options.quick else 12))
+                        count = max(1, round(self.segment / subject.seconds(1)))
+                        best = min(subject.seconds(count) / count for _ in range(5 if self.options.quick else 12))
                         self.ceilings.append({"name": name, "threads": threads, "value": amount / best, "unit": unit})
                 except SubjectError as error:
                     self.left_out.append({"name": f"ceiling {name}", "reason": str(error)})
@@ -389,7 +437,7 @@ class Suite:
                     seeded = dict(side, arguments=[*side["arguments"], "--seed", str(seed)])
                     with self.start(seeded, threads) as subject:
                         record[f"{key}_is"] = subject.hello["subject"]
-                        answer = subject.ask("run 1")
+                        answer = subject.ask("run 1", "seconds", "steps", "reached", "curve")
                     if not answer["reached"]:
                         raise SubjectError(f"the target was not reached with seed {seed} in {answer['steps']} steps: "
                                            f"{subject.hello['subject']}")
@@ -411,7 +459,7 @@ class Suite:
     def measure_probe(self):
         side = {"program": "subject", "arguments": ["probe"]}
         with self.start(side, 1) as subject:
-            found, what = subject.ask("run 1"), subject.hello["subject"]
+            found, what = subject.ask("run 1", "share", "trials", "least_share"), subject.hello["subject"]
         for name, unit, ours, ratio in (("prober/share", "1/sample", 1 / found["share"], found["share"]),
                                         ("prober/trials", "trials", found["trials"], table.BISECTION_TRIALS / found["trials"])):
             baseline = 1.0 if unit == "1/sample" else table.BISECTION_TRIALS
@@ -449,11 +497,17 @@ class Suite:
             return
         seconds = "0.05" if self.options.quick else "0.5"
         done = subprocess.run([program, "--benchmark_format=json", f"--benchmark_min_time={seconds}"], stdout=subprocess.PIPE,
-                              stderr=self.log, check=True, env=dict(os.environ, OMP_NUM_THREADS="1"))
+                              stderr=self.log, check=False, env=dict(os.environ, OMP_NUM_THREADS="1"))
+        if done.returncode != 0:
+            self.left_out.append({"name": "micro", "reason": f"its program ended with exit code {done.returncode}"})
+            return
         scale = {"ns": 1, "us": 1e3, "ms": 1e6, "s": 1e9}
         for each in json.loads(done.stdout)["benchmarks"]:
             self.micro.append({"name": each["name"], "ns": each["real_time"] * scale[each["time_unit"]],
                                "bytes_per_second": each.get("bytes_per_second")})
+
+    def wants(self, *names):
+        return any(re.search(self.options.only or "", name) for name in names)
 
     def selected(self, row):
         if self.options.quick and not row.quick and not self.options.only:
@@ -499,9 +553,12 @@ class Suite:
                     continue
                 self.records.append(self.measure(row, threads))
                 self.say(self.records[-1])
-        if whole or re.search(self.options.only, "prober/share") or re.search(self.options.only, "prober/trials"):
+        if self.out_of_time():
+            self.left_out.append({"name": "prober, counted, micro, memory, target", "reason": f"the {self.options.minutes} minutes were over"})
+            return self.result()
+        if self.wants("prober/share", "prober/trials"):
             self.measure_probe()
-        if whole or "counted" in self.options.only:
+        if self.wants(*(name for name, *_ in table.COUNTED)):
             self.measure_counts(instructions_too=not self.options.quick)
             self.counted_records()
         if whole:
@@ -540,9 +597,26 @@ def check_counts(suite):
     return 1 if failed else 0
 
 
+def read_result(file):
+    """The result in a file, or the end of the program with one sentence."""
+    try:
+        result = json.loads(pathlib.Path(file).read_text(encoding="utf-8"))
+        records = result["records"]
+        for record in records:
+            numbers = [record[key] for key in ("ratio", "low", "high")]
+            if not isinstance(record["name"], str) or not all(n is None or n > 0 for n in numbers):
+                raise ValueError("a record without a name, or with a ratio that is none")
+            record.setdefault("met", None)
+        return result
+    except OSError as error:
+        sys.exit(f"bench: {file} cannot be read: {error.strerror}")
+    except (ValueError, KeyError, TypeError) as error:
+        sys.exit(f"bench: {file} is no result of this suite ({type(error).__name__}: {error})")
+
+
 def compare_results(first, second):
     """Prints how the ratios of two results differ; 1 when a goal that was met is met no more."""
-    one, other = (json.loads(pathlib.Path(file).read_text(encoding="utf-8")) for file in (first, second))
+    one, other = read_result(first), read_result(second)
     before = {record["name"]: record for record in one["records"]}
     lost = False
     print(f"{'':<42} {first} -> {second}")
@@ -557,6 +631,8 @@ def compare_results(first, second):
             mark += ", goal LOST"
             lost = True
         print(f"{record['name']:<42} {old['ratio']:6.2f}x -> {record['ratio']:6.2f}x  {change:+7.1%}  {mark}")
+    for name in sorted(before.keys() - {record["name"] for record in other["records"]}):
+        print(f"{name:<42} is in {first} alone")
     return 1 if lost else 0
 
 
@@ -566,7 +642,7 @@ def parse(arguments):
     parser.add_argument("--only", metavar="REGEX", help="the rows whose name matches, quick or not")
     parser.add_argument("--list", action="store_true", help="the names of all rows; with --quick, of those")
     parser.add_argument("--threads", metavar="N,N", help="thread counts; default: 1 and all cores")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--minutes", type=float, help="no row begins after so many minutes")
     parser.add_argument("--compare", nargs=2, metavar="JSON", help="how two results differ; measures nothing")
     parser.add_argument("--out", help="the file for the result")
@@ -587,8 +663,12 @@ def parse(arguments):
     options.cores = cores
     try:
         options.threads = sorted({int(n) for n in options.threads.split(",")}) if options.threads else sorted({1, cores})
-        if options.threads[0] < 1:
-            raise ValueError("--threads: at least 1")
+        if options.threads[0] < 1 or options.threads[-1] > cores:
+            raise ValueError(f"--threads: 1 to {cores} on this machine")
+        for name in ("minutes", "segment", "load"):
+            value = getattr(options, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"--{name}: a number above 0")
         re.compile(options.only or "")
     except (ValueError, re.error) as error:
         parser.error(str(error))
@@ -606,20 +686,27 @@ def main():
     if not (pathlib.Path(options.programs) / "frugal_bench_subject").exists():
         sys.exit(f"bench: there is no frugal_bench_subject in {options.programs}. `bash cmake/dev.sh bench` builds it; --programs "
                  "names another folder.")
-    suite = Suite(options)
-    if options.check_counts:
-        return check_counts(suite)
-    try:
-        result = suite.run()
-    finally:
-        suite.log.close()
-    if not result["records"] and options.only:
+    if not any(re.search(options.only or "", name) for name in table.names(options)):
         sys.exit(f"bench: no row matches {options.only}; bench --list has the names")
     if options.out:
-        pathlib.Path(options.out).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        print(f"{len(result['records'])} records in {options.out}, {result['minutes']} minutes")
-    shutil.rmtree(suite.scratch, ignore_errors=True)
-    return 0
+        pathlib.Path(options.out).resolve().parent.mkdir(parents=True, exist_ok=True)   # before the measuring, not after
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    suite, code = Suite(options), 0
+    try:
+        if options.check_counts:
+            return check_counts(suite)
+        try:
+            result = suite.run()
+        except KeyboardInterrupt:
+            suite.left_out.append({"name": "everything after that", "reason": "interrupted"})
+            result, code = suite.result(), 130
+        if options.out:
+            pathlib.Path(options.out).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+            print(f"{len(result['records'])} records in {options.out}, {result['minutes']} minutes")
+        return code
+    finally:
+        suite.log.close()
+        shutil.rmtree(suite.scratch, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -133,6 +133,34 @@ class Measuring(unittest.TestCase):
             suite.Load.foreign = original
         self.assertIn("busy", record["note"])
 
+    def broken(self, program, patience=5):
+        """What a subject that is this program ends as."""
+        with self.assertRaises(suite.SubjectError) as raised:
+            subject = suite.Subject([sys.executable, "-c", program], None, self.suite.log, patience)
+            with subject:
+                subject.seconds(1)
+        return str(raised.exception)
+
+    def test_a_subject_that_misbehaves_is_an_error_of_its_row(self):
+        hello = "print('{\"subject\": 1}', flush=True);"
+        self.assertIn("no JSON object", self.broken("print('rubbish')"))
+        self.assertIn("no JSON object", self.broken("print([1])"))
+        self.assertIn("without subject", self.broken("print('{}')"))
+        self.assertIn("ended", self.broken(""))
+        self.assertIn("exit code 3", self.broken(hello + "raise SystemExit(3)"))
+        self.assertIn("took 0 seconds", self.broken(hello + "input(); print('{\"seconds\": 0}')"))
+        self.assertIn("did not answer", self.broken(hello + "import time; time.sleep(60)", patience=0.5))
+        with self.assertRaises(suite.SubjectError):
+            suite.Subject(["/there/is/no/such/program"], None, self.suite.log)
+
+    def test_a_damaged_result_is_one_sentence(self):
+        file = pathlib.Path(self.folder.name) / "result.json"
+        for text in ("", "[]", "{}", '{"records": [{}]}', '{"records": [{"name": "a", "ratio": 0, "low": 1, "high": 1}]}', "\0"):
+            file.write_text(text)
+            with self.assertRaises(SystemExit) as raised:
+                suite.read_result(file)
+            self.assertIn("is no result", str(raised.exception))
+
     def test_turns_are_abba(self):
         order = []
 
@@ -140,9 +168,9 @@ class Measuring(unittest.TestCase):
             def __init__(self, name):
                 self.name, self.process = name, types.SimpleNamespace(pid=1)
 
-            def ask(self, request):
+            def seconds(self, count):
                 order.append(self.name)
-                return {"seconds": 0.01}
+                return 0.01 * count
         record = {}
         one, other = Noted("a"), Noted("b")
         self.suite.warm_up = lambda *_: 0.01
