@@ -75,8 +75,8 @@ class Target final : public Subject {
 
   std::string what() const override {
     const std::string of = settings_.loop + " loop, " + settings_.precision + ", " + settings_.workload;
-    if (settings_.method == "patience") return of + " until 12 checks in a row showed no progress";
-    if (settings_.method == "whole") return of + ", " + std::to_string(task_.longest) + " steps";
+    if (settings_.method == "patience") return of + " until 8 checks in a row showed no progress";
+    if (settings_.method == "whole") return of + ", 10 epochs";
     std::ostringstream text;
     text << of << " until it reaches " << settings_.target;
     return text.str();
@@ -128,7 +128,8 @@ class Target final : public Subject {
     options.precision = settings_.precision;
     const Batches batches(task_.inputs, task_.targets, {.batch_size = task_.batch, .seed = settings_.seed});
     const bool patient = settings_.method == "patience";
-    EarlyStopperOptions stopping{.patience = patient ? 12 : 100000,
+    if (!settings_.method.empty()) task_.longest = 10 * ((task_.inputs.size(0) + task_.batch - 1) / task_.batch);
+    EarlyStopperOptions stopping{.patience = patient ? 8 : 100000,
                                  .goal = task_.higher_is_better ? Goal::maximize : Goal::minimize,
                                  .restore_best = patient};
     if (settings_.method.empty()) stopping.target = settings_.target;

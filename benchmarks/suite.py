@@ -40,7 +40,7 @@ class Subject:
     """A process that holds one thing to be measured. Whatever it does wrong is a SubjectError, never the end of the suite."""
 
     def __init__(self, command, environment, log, patience=600):
-        self.name, self.patience, self.unread = " ".join(map(str, command[:2])), patience, b""
+        self.name, self.patience, self.unread = " ".join(os.path.basename(part) for part in command[:2]), patience, b""
         try:
             self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment)
         except OSError as error:
