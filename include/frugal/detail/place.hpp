@@ -60,6 +60,15 @@ std::int64_t size_of(const Source& batches) {
   else return 0;
 }
 
+// What a position counts in: the third batch of a container is not the third one of a shuffled range.
+template <class Source>
+constexpr const char* kind_of() {
+  if constexpr (Fingerprinted<Source>) return "Batches";
+  else if constexpr (Positioned<Source>) return "a source with epoch(epoch, consumed)";
+  else if constexpr (std::ranges::sized_range<const Source&>) return "a container";
+  else return "a range that does not know its size";
+}
+
 template <class Random>
 class Place {
  public:
@@ -80,6 +89,9 @@ class Place {
   template <class Source>
   bool reenter(const Source& batches, Progress& at, bool pending) {
     need_replay<Random>(batches);
+    if (constexpr std::string_view kind = kind_of<Source>(); !kind_.empty() && kind_ != kind)
+      throw std::invalid_argument("Trainer: the run stands inside an epoch of " + kind_ + "; now it gets " +
+                                  std::string(kind) + ". Use the same batches until the epoch ends.");
     bool moved_back = false;
     if constexpr (Fingerprinted<Source>) {
       if (const std::string order = batches.fingerprint(); !order_.empty() && order != order_)
@@ -107,6 +119,7 @@ class Place {
   void begin() { std::exchange(at_resume_, Random{}).restore(); }
 
   void save(auto& out, bool pending) const {
+    out.write("kind", kind_);
     out.write("order", order_);
     out.write("steps", steps_);
     out.write("size", size_);
@@ -117,6 +130,8 @@ class Place {
   }
   void load(auto& in) {
     std::int64_t open = 0;
+    kind_.clear();
+    if (in.has("kind")) in.read("kind", kind_);  // not in a checkpoint of an earlier version
     in.read("order", order_);
     in.read("steps", steps_);
     in.read("size", size_);
@@ -131,6 +146,7 @@ class Place {
   template <class Source>
   void note(const Source& batches) {
     open_ = false;
+    kind_ = kind_of<Source>();
     if constexpr (Fingerprinted<Source>)
       order_ = batches.fingerprint(), steps_ = batches.steps(), size_ = batches.size();
     else order_.clear(), steps_ = 0, size_ = size_of(batches);
@@ -148,6 +164,7 @@ class Place {
     return moved_back;
   }
 
+  std::string kind_;  // empty: no epoch was entered yet, or the file does not say
   std::string order_;
   std::int64_t steps_ = 0, size_ = 0;  // of the batches; 0: they do not say. A container has a size only
   static constexpr std::int64_t before_the_epoch = -1;  // carried over from the epoch before
@@ -181,10 +198,10 @@ class NoPlace {
   // On what a position in these batches depends, as far as they say it. Never 0.
   template <class Source>
   static std::uint32_t hash_of(const Source& batches) {
-    std::string text;
+    std::string text = kind_of<Source>();
     if constexpr (Fingerprinted<Source>)
-      text = batches.fingerprint() + '/' + std::to_string(batches.steps()) + '/' + std::to_string(batches.size());
-    else text = std::to_string(size_of(batches));
+      text += batches.fingerprint() + '/' + std::to_string(batches.steps()) + '/' + std::to_string(batches.size());
+    else text += std::to_string(size_of(batches));
     return static_cast<std::uint32_t>(std::hash<std::string>{}(text)) | 1U;
   }
 
