@@ -116,9 +116,10 @@ class CheckpointManager {
   /// what was passed to save(); modules, optimizers and policies of one role in the same order.
   ///
   /// A damaged file is passed over with a warning. Throws, and changes nothing, when all are damaged and when the
-  /// checkpoint does not fit: names, shapes and dtypes of the model, class, groups and options of the optimizer; or a tensor
-  /// of the model that cannot take its values. An object that the checkpoint does not know stays as constructed, and
-  /// one that only the checkpoint knows is left out, with a warning each. Gradients of parameters are set to those of the unfinished window, else to none.
+  /// checkpoint does not fit: names, shapes and dtypes of the model, class, groups and options of the optimizer; a tensor of
+  /// the model that cannot take its values, or two that share memory here and differ there. An object that the checkpoint
+  /// does not know stays as constructed, and one that only the checkpoint knows is left out, with a warning each. Gradients
+  /// of parameters are set to those of the unfinished window, else to none.
   std::optional<Progress> restore(auto& model, auto& optimizer, auto&... stateful) {
     constexpr bool complete =
         detail::all_have_state<std::remove_reference_t<decltype(model)>, std::remove_reference_t<decltype(optimizer)>,
