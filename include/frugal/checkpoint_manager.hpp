@@ -139,7 +139,8 @@ class CheckpointManager {
   /// Brings back parameters and buffers of the best checkpoint that is kept: that of the best finite metric that belongs to
   /// its weights (`metric_step == step`), of two equal ones the older. They are the weights that the metric was measured on:
   /// the averages of an Averager that was passed to save() where they were in the model since the last step, as they are
-  /// when a Trainer validates. False: no such checkpoint, nothing was changed. Throws, and changes nothing, as restore() does.
+  /// when a Trainer validates. What a Trainer saved after a forward pass since the check is no candidate if the model has
+  /// buffers, which that pass may have moved (in a loop of your own: save before it). False: no such checkpoint, nothing was changed. Throws, and changes nothing, as restore() does.
   bool restore_best(auto& model) {
     constexpr bool is_module = detail::ModuleLike<std::remove_reference_t<decltype(model)>>;
     static_assert(is_module,

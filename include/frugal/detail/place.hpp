@@ -114,6 +114,12 @@ class Place {
 
   const Random& at_epoch_start() const { return at_epoch_start_; }
 
+  // A forward pass moves buffers (BatchNorm), whether a step comes of it or not: from then on the metric of the last check
+  // is that of other buffers.
+  void forward() { forward_since_check_ = true; }
+  void checked() { forward_since_check_ = false; }
+  bool forward_since_check() const { return forward_since_check_; }
+
   // What is drawn between a resume and the first step (a DataLoader draws when it is made) leaves no trace.
   void resumed() { at_resume_ = Random::now(); }
   void begin() { std::exchange(at_resume_, Random{}).restore(); }
@@ -126,10 +132,11 @@ class Place {
     out.write("window.begin", window_begin_);
     out.write("window.samples", window_samples_);
     out.write("window.open", std::int64_t{pending});
+    out.write("window.forward", std::int64_t{forward_since_check_});
     at_epoch_start_.save(out);
   }
   void load(auto& in) {
-    std::int64_t open = 0;
+    std::int64_t open = 0, forward = 0;
     kind_.clear();
     if (in.has("kind")) in.read("kind", kind_);  // not in a checkpoint of an earlier version
     in.read("order", order_);
@@ -138,8 +145,9 @@ class Place {
     in.read("window.begin", window_begin_);
     in.read("window.samples", window_samples_);
     in.read("window.open", open);
+    if (in.has("window.forward")) in.read("window.forward", forward);
     at_epoch_start_.load(in);
-    open_ = open != 0;
+    open_ = open != 0, forward_since_check_ = forward != 0;
   }
 
  private:
@@ -171,6 +179,7 @@ class Place {
   std::int64_t window_begin_ = 0;                       // of the running window, in this epoch
   std::int64_t window_samples_ = 0;                     // Progress::samples there
   bool open_ = false;                                   // loaded with gradients of an unfinished window
+  bool forward_since_check_ = false;
   Random at_epoch_start_{}, at_resume_{};
 };
 
@@ -193,6 +202,8 @@ class NoPlace {
   }
   static void close(const Progress&) {}
   static void begin() {}
+  static void forward() {}
+  static void checked() {}
 
  private:
   // On what a position in these batches depends, as far as they say it. Never 0.
