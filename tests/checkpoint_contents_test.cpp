@@ -18,6 +18,7 @@
 
 using namespace frugal;
 using frugal::detail::restore_all;
+using frugal::detail::restore_measured;
 using frugal::detail::State;
 
 namespace {
@@ -198,9 +199,96 @@ TEST_CASE("state in float32 of parameters in bfloat16 comes back as it was") {
   restore_all(saved, other, continued);
   CHECK(difference(stored(other, continued), saved) == "");
   State wider = saved;
-  wider.tensors["optimizer/model/bias/exp_avg"] = torch::zeros({3}, torch::kDouble);
+  wider.tensors["optimizer/model/bias/exp_avg"] = torch::zeros({3}, torch::kLong);
   other->weight.detach().zero_();
   CHECK_THAT(error_of([&] { restore_all(wider, other, continued); }),
-             ContainsSubstring("is Double [3] in the checkpoint, its parameter is BFloat16 [3]"));
+             ContainsSubstring("is Long [3] in the checkpoint, its parameter is BFloat16 [3]"));
   CHECK(other->weight.eq(0).all().item<bool>());
+}
+
+TEST_CASE("state whose type is not its parameter's comes back in the type that it has, and the run goes on the same") {
+  const auto trained = [](torch::nn::Linear& net, torch::optim::Optimizer& optimizer, int steps) {
+    for (int i = 0; i < steps; ++i) {
+      for (auto& parameter : net->parameters()) parameter.mutable_grad() = parameter.detach() * 0.5 + 0.25;
+      optimizer.step();
+    }
+  };
+  using torch::kBFloat16, torch::kDouble, torch::kFloat, torch::kHalf;
+  const std::vector<std::pair<at::ScalarType, at::ScalarType>> changes{
+      {kFloat, kDouble}, {kFloat, kBFloat16}, {kBFloat16, kFloat}, {kHalf, kBFloat16}};
+  for (const auto& [before, after] : changes) {
+    torch::nn::Linear net(3, 3), other(3, 3);
+    net->to(before), other->to(after);
+    torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+    torch::optim::SGD continued(other->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+    trained(net, optimizer, 2);
+    for (auto& parameter : net->parameters()) parameter.mutable_grad().reset();
+    net->to(after);
+    trained(net, optimizer, 1);
+    const State saved = stored(net, optimizer);
+    REQUIRE(saved.tensors.at("optimizer/model/bias/momentum_buffer").scalar_type() == before);
+    restore_all(saved, other, continued);
+    CHECK(difference(stored(other, continued), saved) == "");
+    trained(net, optimizer, 2), trained(other, continued, 2);
+    CHECK(net->weight.equal(other->weight));
+  }
+}
+
+TEST_CASE("names that share memory: values that cannot both be there are refused before anything changes") {
+  struct PairImpl : torch::nn::Module {
+    enum class Second { own, tied, view, half, imaginary };
+    explicit PairImpl(Second second) {
+      p = register_parameter("p", torch::arange(6, torch::kFloat));
+      switch (second) {
+        case Second::own:
+          q = register_parameter("q", torch::full({6}, 5.f));
+          break;
+        case Second::tied:
+          q = register_parameter("q", p);
+          break;
+        case Second::view:
+          q = register_buffer("q", p.detach().view({6}));
+          break;
+        case Second::half:
+          q = register_buffer("q", p.detach().narrow(0, 3, 3));
+          break;
+        case Second::imaginary:
+          q = register_buffer("q", torch::view_as_complex(p.detach().view({3, 2})).conj());
+          break;
+      }
+    }
+    at::Tensor p, q;
+  };
+  using Second = PairImpl::Second;
+  const auto optimizer_of = [](const auto& model) { return torch::optim::SGD({model->p}, 0.1); };
+  const auto own = std::make_shared<PairImpl>(Second::own);
+  auto own_optimizer = optimizer_of(own);
+  own->p.detach().fill_(7);
+  State saved = stored(own, own_optimizer);
+  for (const Second second : {Second::tied, Second::view}) {
+    const auto model = std::make_shared<PairImpl>(second);
+    auto optimizer = optimizer_of(model);
+    const State before = stored(model, optimizer);
+    CHECK_THAT(error_of([&] { restore_all(saved, model, optimizer); }),
+               ContainsSubstring("'model/p' and 'model/q' share memory in this model") ||
+                   ContainsSubstring("'model/q' and 'model/p' share memory in this model"));
+    CHECK_THAT(error_of([&] { restore_measured(saved, model); }), ContainsSubstring("share memory"));
+    CHECK(difference(stored(model, optimizer), before) == "");
+  }
+  saved.tensors.at("model/q").fill_(7);  // now they agree
+  const auto tied = std::make_shared<PairImpl>(Second::tied);
+  auto tied_optimizer = optimizer_of(tied);
+  restore_all(saved, tied, tied_optimizer);
+  CHECK(tied->p.eq(7).all().item<bool>());
+
+  for (const Second second : {Second::tied, Second::view, Second::half, Second::imaginary}) {
+    const auto model = std::make_shared<PairImpl>(second), fresh = std::make_shared<PairImpl>(second);
+    auto optimizer = optimizer_of(model), fresh_optimizer = optimizer_of(fresh);
+    model->p.detach().mul_(3);
+    State written = stored(model, optimizer);
+    restore_all(written, fresh, fresh_optimizer);
+    CHECK(difference(stored(fresh, fresh_optimizer), written) == "");
+    written.tensors.at("model/q").select(0, 1).fill_(100);
+    CHECK_THAT(error_of([&] { restore_all(written, fresh, fresh_optimizer); }), ContainsSubstring("share memory"));
+  }
 }

@@ -146,8 +146,9 @@ TEST_CASE("a directory that cannot be listed is an error, not an empty one", "[c
 TEST_CASE("the best: finite metrics of the weights in the file, the older of equal ones", "[checkpoint directory]") {
   std::vector<CheckpointInfo> all{checkpoint(1, 0.5),       checkpoint(2, 0.3),       checkpoint(3, 0.3),
                                   checkpoint(4, no_number), checkpoint(5, -infinity), checkpoint(6, 0.1, false),
-                                  checkpoint(7, 0.2),       checkpoint(8, 0.9)};
+                                  checkpoint(7, 0.2),       checkpoint(8, 0.9),       checkpoint(9, 0.1)};
   all[6].progress.metric_step = 6;  // of weights that are in no file
+  all[8].metric_is_old = true;      // of buffers that are in no file
   CHECK(numbers(best_checkpoints(all, Goal::minimize)) == Numbers{2, 3, 1, 8});
   CHECK(numbers(best_checkpoints(all, Goal::maximize)) == Numbers{8, 1, 2, 3});
 }

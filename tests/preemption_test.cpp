@@ -116,6 +116,54 @@ TEST_CASE("a signal wakes its own owners alone") {
         }) == 0);
 }
 
+TEST_CASE("what an owner heard goes with it: the others count their own signals") {
+  CHECK(status_of([] {
+          Preemption interrupt({.signals = {SIGINT}}), reclaim({.signals = {SIGTERM}});
+          { Preemption both({.signals = {SIGINT, SIGTERM}}); }
+          raise(SIGINT), raise(SIGTERM);
+          if (!interrupt.requested() || !reclaim.requested()) _exit(1);
+        }) == 0);
+  CHECK(status_of([] {
+          Preemption reclaim({.signals = {SIGTERM}});
+          {
+            Preemption both({.signals = {SIGINT, SIGTERM}});
+            raise(SIGINT);
+          }
+          if (reclaim.requested()) _exit(1);
+          raise(SIGTERM);
+          if (!reclaim.requested()) _exit(1);
+        }) == 0);
+  CHECK(status_of([] {
+          std::optional<Preemption> first(Preemption({.signals = {SIGTERM}}));
+          raise(SIGTERM);
+          Preemption next({.signals = {SIGTERM}});
+          first.reset();
+          if (next.requested()) _exit(1);
+          raise(SIGTERM);
+          if (!next.requested()) _exit(1);
+        }) == 0);
+}
+
+TEST_CASE("reset() forgets for one owner: the second signal of another one ends the process") {
+  const int same = status_of([] {
+    Preemption outer({.signals = {SIGINT}}), inner({.signals = {SIGTERM, SIGINT}});
+    raise(SIGINT);
+    outer.reset();
+    if (outer.requested() || !inner.requested()) _exit(1);
+    raise(SIGINT);
+  });
+  REQUIRE(WIFSIGNALED(same));
+  CHECK(WTERMSIG(same) == SIGINT);
+  const int other = status_of([] {
+    Preemption all({.signals = {SIGTERM, SIGINT, SIGUSR1}}), notice = on_usr1();
+    raise(SIGUSR1);
+    notice.reset();
+    raise(SIGTERM);
+  });
+  REQUIRE(WIFSIGNALED(other));
+  CHECK(WTERMSIG(other) == SIGTERM);
+}
+
 TEST_CASE("a preemption that was moved from is an error to ask") {
   Preemption first = on_usr1(), second = std::move(first);
   CHECK_THROWS_WITH(first.request(), ContainsSubstring("was moved from"));
@@ -164,8 +212,20 @@ TEST_CASE("request asks from any thread, and without signals nothing is handled"
   CHECK(seen_by_previous == 1);
 }
 
+TEST_CASE("a signal that is named twice is handled once") {
+  UserHandler user;
+  {
+    Preemption preemption({.signals = {SIGUSR1, SIGUSR1}});
+    raise(SIGUSR1);
+    CHECK(preemption.requested());
+  }
+  raise(SIGUSR1);
+  CHECK(seen_by_previous == 1);
+}
+
 TEST_CASE("a signal that cannot be handled is an error, and none is") {
   UserHandler user;
+  CHECK_THROWS_AS(Preemption({.signals = {SIGUSR1, 0}}), std::invalid_argument);
   CHECK_THROWS_AS(Preemption({.signals = {SIGUSR1, SIGKILL}}), std::invalid_argument);
   raise(SIGUSR1);
   CHECK(seen_by_previous == 1);

@@ -302,6 +302,45 @@ TEST_CASE("with checkpoints a container of another size inside an epoch is an er
                     ContainsSubstring("epoch of 4 batches; now there are 5"));
 }
 
+TEST_CASE("a position in one kind of batches is none in another kind") {
+  struct Unnamed {  // has positions, but does not say of what
+    std::vector<Batch> epoch(std::int64_t, std::int64_t consumed) const { return Cut{4}.epoch(0, consumed); }
+  };
+  std::vector<Batch> list(12);  // as many as the others have
+  Cut cut{4};
+  Drawn drawn;
+  Unnamed unnamed;
+  const FitOptions first{.epochs = 2, .max_steps = 2};
+  const auto refused = [&](auto& one, auto& other, const std::string& why, auto... policies) {
+    CHECK_THROWS_WITH(in_two_calls(one, other, first, policies...), ContainsSubstring(why));
+  };
+  const auto disk = std::make_shared<std::optional<Disk>>();
+  refused(list, cut, "inside an epoch of a container; now it gets Batches", Checkpoints{disk});
+  refused(cut, list, "inside an epoch of Batches; now it gets a container", Checkpoints{disk});
+  refused(drawn, list, "inside an epoch of a range that does not know its size; now it gets a container",
+          Checkpoints{disk});
+  refused(list, drawn, "now it gets a range", Checkpoints{disk});
+  refused(cut, unnamed, "now it gets a source with epoch", Checkpoints{disk});
+  refused(unnamed, drawn, "inside an epoch of a source with epoch", Checkpoints{disk});
+  refused(list, cut, "inside an epoch of other batches");
+  refused(unnamed, list, "inside an epoch of other batches");
+
+  fakes::Model model;
+  fakes::Optimizer optimizer{model};
+  const auto resumed = [&](auto batches) {
+    Trainer trainer{model, optimizer, fakes::mean_loss, Checkpoints{disk}};
+    trainer.resume();
+    return trainer.fit(batches, {.epochs = 1}).progress.samples;
+  };
+  {
+    Trainer trainer{model, optimizer, fakes::mean_loss, Checkpoints{disk}};
+    trainer.fit(list, first);
+  }
+  CHECK_THROWS_WITH(resumed(cut), ContainsSubstring("inside an epoch of a container; now it gets Batches"));
+  for (auto& [name, section] : (*disk)->sections) section.write("kind", std::string());  // as an earlier version
+  CHECK_NOTHROW(resumed(cut));
+}
+
 TEST_CASE("a validation that was cut short is repeated with the same random numbers") {
   const auto run = [](bool interrupt, FitOptions options) {
     generator.seed(3);

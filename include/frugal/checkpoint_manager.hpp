@@ -116,9 +116,10 @@ class CheckpointManager {
   /// what was passed to save(); modules, optimizers and policies of one role in the same order.
   ///
   /// A damaged file is passed over with a warning. Throws, and changes nothing, when all are damaged and when the
-  /// checkpoint does not fit: names, shapes and dtypes of the model, class, groups and options of the optimizer; or a tensor
-  /// of the model that cannot take its values. An object that the checkpoint does not know stays as constructed, and
-  /// one that only the checkpoint knows is left out, with a warning each. Gradients of parameters are set to those of the unfinished window, else to none.
+  /// checkpoint does not fit: names, shapes and dtypes of the model, class, groups and options of the optimizer; a tensor of
+  /// the model that cannot take its values, or two that share memory here and differ there. An object that the checkpoint
+  /// does not know stays as constructed, and one that only the checkpoint knows is left out, with a warning each. Gradients
+  /// of parameters are set to those of the unfinished window, else to none.
   std::optional<Progress> restore(auto& model, auto& optimizer, auto&... stateful) {
     constexpr bool complete =
         detail::all_have_state<std::remove_reference_t<decltype(model)>, std::remove_reference_t<decltype(optimizer)>,
@@ -138,7 +139,8 @@ class CheckpointManager {
   /// Brings back parameters and buffers of the best checkpoint that is kept: that of the best finite metric that belongs to
   /// its weights (`metric_step == step`), of two equal ones the older. They are the weights that the metric was measured on:
   /// the averages of an Averager that was passed to save() where they were in the model since the last step, as they are
-  /// when a Trainer validates. False: no such checkpoint, nothing was changed. Throws, and changes nothing, as restore() does.
+  /// when a Trainer validates. What a Trainer saved after a forward pass since the check is no candidate if the model has
+  /// buffers, which that pass may have moved (in a loop of your own: save before it). False: no such checkpoint, nothing was changed. Throws, and changes nothing, as restore() does.
   bool restore_best(auto& model) {
     constexpr bool is_module = detail::ModuleLike<std::remove_reference_t<decltype(model)>>;
     static_assert(is_module,

@@ -21,8 +21,8 @@ struct PreemptionOptions {
 ///     Preemption preemption;        // early in main: what arrives during the set-up is heard too; move it into a Trainer
 ///     for (auto& batch : batches) { train(batch); if (preemption.requested()) { save(); return 75; } }
 ///
-/// The handler only sets flags. A Preemption hears its own signals and no others; a second one of them ends the process at
-/// once, as if nobody handled it. Signal handlers belong to the process: they are installed by the first Preemption that
+/// The handler only sets flags. A Preemption hears its own signals and no others, from when it was made; the second one that
+/// any living Preemption hears ends the process at once, as if nobody handled it. Signal handlers belong to the process: they are installed by the first Preemption that
 /// names a signal and the previous one comes back with the last, in whatever order they go. A handler that somebody
 /// installs in between is left alone.
 class Preemption {
@@ -33,14 +33,14 @@ class Preemption {
   explicit Preemption(PreemptionOptions options = {})
       : owned_(options.signals), asked_(std::make_unique<std::atomic<bool>>(false)) {}
 
-  /// True from the first signal, or request(), on. An atomic read per signal and one more; safe from any thread. These three
+  /// True from the first signal, or request(), on. Two atomic reads; safe from any thread. These three
   /// throw std::logic_error on a Preemption that was moved from.
   bool requested() const { return asked().load(std::memory_order_relaxed) || owned_.arrived(); }
 
   /// Asks to stop without a signal, from any thread: for a reclaim notice that you poll.
   void request() { asked().store(true, std::memory_order_relaxed); }
 
-  /// Forgets a request.
+  /// Forgets a request, and what this Preemption heard: its next signal is a first one again. What others heard, they keep.
   void reset() { asked().store(false), owned_.forget(); }
 
  private:

@@ -6,6 +6,7 @@
 #include <frugal/averager.hpp>
 #include <frugal/checkpoint_manager.hpp>
 #include <frugal/early_stopper.hpp>
+#include <frugal/grad_accumulator.hpp>
 #include <frugal/trainer.hpp>
 
 #include <cstdint>
@@ -33,6 +34,32 @@ struct Run {
     return state_of(*fresh);
   }
 };
+
+// Asks to stop after some micro-batches, inside a window.
+struct Asks {
+  static constexpr Role role = Role::interruption;
+  const bool* asked;
+  bool requested() const { return *asked; }
+};
+// A check at step 1, and then one micro-batch more before the only save.
+void interrupted_after_the_check(auto& model, auto& optimizer, Run& run, const TemporaryDirectory& folder) {
+  bool asked = false;
+  int left = 3;
+  const auto loss = [&](auto& net, const Batch& batch) {
+    asked = --left == 0;
+    return MeanLoss()(net, batch);
+  };
+  Trainer trainer{model,        optimizer,
+                  loss,         GradAccumulator(2),
+                  Asks{&asked}, CheckpointManager({.directory = folder.path(), .every_epochs = 0})};
+  const auto validate = [&] {
+    run.seen.push_back(state_of(*model));
+    return 1.0;
+  };
+  const RunReport report = trainer.fit(run.batches, validate, {.epochs = 2, .validate_every_steps = 1});
+  REQUIRE(report.progress.micro_batch == 3);
+  REQUIRE(report.progress.metric_step == report.progress.step);
+}
 
 const AveragerOptions slow{.decay = 0.9, .ramp = DecayRamp::none};
 
@@ -140,4 +167,41 @@ TEST_CASE("restore_best: the last weights, where the model held the best ones wh
     else train();
     CHECK(same_bits(run.best(folder), run.seen[1]));
   }
+}
+
+TEST_CASE("restore_best: no metric belongs to buffers that a forward pass moved since the check") {
+  const TemporaryDirectory folder;
+  Run run;
+  interrupted_after_the_check(run.model, run.optimizer, run, folder);
+  const State moved = state_of(*run.model);
+  CHECK_FALSE(same_bits(moved, run.seen.back()));
+  const auto best = [&] { return CheckpointManager({.directory = folder.path()}).restore_best(run.model); };
+  CHECK_FALSE(best());
+  CHECK(same_bits(state_of(*run.model), moved));
+
+  bool asked = false;
+  const auto validate = [&] {
+    run.seen.push_back(state_of(*run.model));
+    return 2.0;
+  };
+  Trainer next{run.model,          run.optimizer, MeanLoss{},
+               GradAccumulator(2), Asks{&asked},  CheckpointManager({.directory = folder.path(), .every_epochs = 0})};
+  REQUIRE(next.resume());
+  next.save();  // by a process that ran no forward pass itself
+  CHECK_FALSE(best());
+  REQUIRE(next.resume());
+  next.fit(run.batches, validate, {.epochs = 1});
+  CHECK(best());
+  CHECK(same_bits(state_of(*run.model), run.seen.back()));
+}
+
+TEST_CASE("restore_best: without buffers the weights are still those of the check") {
+  const TemporaryDirectory folder;
+  Run run;
+  Net model = make();
+  auto optimizer = adamw(model->parameters());
+  interrupted_after_the_check(model, optimizer, run, folder);
+  Net fresh = make();
+  REQUIRE(CheckpointManager({.directory = folder.path()}).restore_best(fresh));
+  CHECK(same_bits(state_of(*fresh), run.seen.back()));
 }

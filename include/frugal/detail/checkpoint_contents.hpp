@@ -6,6 +6,7 @@
 #include <frugal/detail/checkpoint_measured.hpp>
 #include <frugal/detail/checkpoint_objects.hpp>
 #include <frugal/detail/checkpoint_optimizer.hpp>
+#include <frugal/detail/checkpoint_overlap.hpp>
 #include <frugal/detail/parameter_names.hpp>
 #include <frugal/detail/random_state.hpp>
 #include <frugal/detail/state_archive.hpp>
@@ -98,6 +99,7 @@ inline void need_same_weights(const State& saved, const State& live) {
   for (const auto& [name, tensor] : saved.tensors)
     TORCH_CHECK(!is_weight(name) || live.has(name), "CheckpointManager: the checkpoint is of another model, it has '",
                 name, "', which this one lacks.", hint);
+  need_agreement(saved, live);
 }
 
 inline void copy_weights(const State& saved, const State& live) {

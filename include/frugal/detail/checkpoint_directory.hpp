@@ -27,13 +27,17 @@ namespace frugal::inline v0 {
 /// One checkpoint file, as CheckpointManager::list() finds it.
 struct CheckpointInfo {
   std::filesystem::path path;
-  Progress progress;         ///< where the run stood; as new if the file is not valid
-  std::uint64_t bytes = 0;   ///< size of the file
-  bool valid = false;        ///< its size and its header are right; its tensors are verified by a restore
-  std::string problem = {};  ///< why it is not valid, in a sentence
+  Progress progress;           ///< where the run stood; as new if the file is not valid
+  std::uint64_t bytes = 0;     ///< size of the file
+  bool valid = false;          ///< its size and its header are right; its tensors are verified by a restore
+  std::string problem = {};    ///< why it is not valid, in a sentence
+  bool metric_is_old = false;  ///< the metric was measured with other buffers: the file is no candidate for the best
 };
 
 namespace detail {
+
+// Metadata of a file whose metric was measured with other buffers than those in it.
+inline constexpr const char* old_metric_key = "frugal.metric";
 
 // Progress as metadata, one key per field. Doubles are decimal and exact; also "nan" and "inf".
 inline void each_progress_field(auto& progress, auto&& field) {
@@ -103,6 +107,7 @@ inline CheckpointInfo inspect_checkpoint(const std::filesystem::path& path) {
   try {
     const DocumentReader file(path);
     info.progress = read_progress(file.metadata());
+    info.metric_is_old = file.metadata().contains(old_metric_key);
     info.valid = true;
   } catch (const DamagedFile& damage) { info.problem = damage.what(); }
   std::error_code error;
@@ -132,7 +137,7 @@ inline bool metric_counts(const Progress& progress) {
 inline std::vector<CheckpointInfo> best_checkpoints(const std::vector<CheckpointInfo>& all, Goal goal) {
   std::vector<CheckpointInfo> best;
   std::ranges::copy_if(all, std::back_inserter(best),
-                       [](const auto& c) { return c.valid && metric_counts(c.progress); });
+                       [](const auto& c) { return c.valid && !c.metric_is_old && metric_counts(c.progress); });
   std::ranges::stable_sort(best, {}, [&](const CheckpointInfo& c) {
     return goal == Goal::minimize ? c.progress.metric : -c.progress.metric;
   });

@@ -1,11 +1,13 @@
 #pragma once
 
 #include <frugal/detail/checkpoint_arguments.hpp>
+#include <frugal/detail/checkpoint_directory.hpp>
 #include <frugal/detail/state_archive.hpp>
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 
+#include <concepts>
 #include <functional>
 #include <map>
 #include <set>
@@ -22,6 +24,15 @@ concept HoldsMeasured = requires(const Object& object, const Module& module) {
   object.measured(module, [](const std::string&, const std::string&) {});
 };
 
+// Forward passes since the check, as a Trainer counts them.
+bool forward_since_check(const auto& object) {
+  if constexpr (requires {
+                  { object.forward_since_check() } -> std::same_as<bool>;
+                })
+    return object.forward_since_check();
+  else return false;
+}
+
 // Notes those of the first model, which restore_best() is for. Of several objects the last one counts.
 template <class Model, class... Arguments>
 void note_measured(State& state, Model& model, Arguments&... arguments) {
@@ -36,6 +47,9 @@ void note_measured(State& state, Model& model, Arguments&... arguments) {
     }
   };
   each_section(nothing, nothing, note, model, arguments...);
+  if constexpr (ModuleLike<Model>)
+    if ((forward_since_check(arguments) || ...) && !module_of(model).named_buffers().is_empty())
+      state.add(old_metric_key, "of the buffers before a forward pass");
 }
 
 // The tensors that are noted.

@@ -121,15 +121,16 @@ class OptimizerRestoration {
     if (any) values_.emplace_back(parameter.unsafeGetTensorImpl(), std::move(values));
   }
 
-  // On the parameter's device and with its strides, which the kernels expect. A parameter of low precision may have state in
-  // float32: LibTorch's optimizers keep it when somebody puts it there.
+  // On the parameter's device and with its strides, which the kernels expect, but in the type that it was saved in: a model
+  // that changed its type (to(kDouble)) leaves the state in the old one, and LibTorch's optimizers go on with it.
   static at::Tensor like(const at::Tensor& parameter, const at::Tensor& saved, const std::string& key) {
     if (!saved.defined()) return {};
-    const at::ScalarType type = parameter.scalar_type();
-    const bool master = (type == at::kHalf || type == at::kBFloat16) && saved.scalar_type() == at::kFloat;
-    TORCH_CHECK(saved.sizes() == parameter.sizes() && (saved.scalar_type() == type || master), "CheckpointManager: '",
-                key, "' is ", saved.scalar_type(), " ", saved.sizes(), " in the checkpoint, its parameter is ", type,
-                " ", parameter.sizes(), ". Resume with the model that wrote it.");
+    const auto kind = [](const at::Tensor& tensor) {
+      return std::pair(tensor.is_floating_point(), tensor.is_complex());
+    };
+    TORCH_CHECK(saved.sizes() == parameter.sizes() && kind(saved) == kind(parameter), "CheckpointManager: '", key,
+                "' is ", saved.scalar_type(), " ", saved.sizes(), " in the checkpoint, its parameter is ",
+                parameter.scalar_type(), " ", parameter.sizes(), ". Resume with the model that wrote it.");
     const c10::NoGradGuard no_grad;
     return at::empty_like(parameter.detach(), at::TensorOptions(saved.scalar_type())).copy_(saved);
   }

@@ -85,6 +85,7 @@ class Checks : protected Endings<Model, Optimizer, Loss, Policies...> {
   void observe(const Metrics& metrics) {
     progress_.metric = metrics.watched();
     progress_.metric_step = progress_.step;
+    this->place_.checked();
     this->moved();
     if constexpr (Base::keeps_metrics) this->metrics_ = metrics;
     if constexpr (requires { schedule().observe(progress_.metric); }) {

@@ -83,6 +83,7 @@ class Parts {
   // The mean loss of a batch and its weight, in the precision of the policy.
   template <class Batch>
   auto evaluate(const Batch& batch) {
+    place_.forward();
     auto value = [&] {
       [[maybe_unused]] auto guard = precision().autocast();
       return loss_(model_, batch);

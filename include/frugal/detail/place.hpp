@@ -60,6 +60,15 @@ std::int64_t size_of(const Source& batches) {
   else return 0;
 }
 
+// What a position counts in: the third batch of a container is not the third one of a shuffled range.
+template <class Source>
+constexpr const char* kind_of() {
+  if constexpr (Fingerprinted<Source>) return "Batches";
+  else if constexpr (Positioned<Source>) return "a source with epoch(epoch, consumed)";
+  else if constexpr (std::ranges::sized_range<const Source&>) return "a container";
+  else return "a range that does not know its size";
+}
+
 template <class Random>
 class Place {
  public:
@@ -80,6 +89,9 @@ class Place {
   template <class Source>
   bool reenter(const Source& batches, Progress& at, bool pending) {
     need_replay<Random>(batches);
+    if (constexpr std::string_view kind = kind_of<Source>(); !kind_.empty() && kind_ != kind)
+      throw std::invalid_argument("Trainer: the run stands inside an epoch of " + kind_ + "; now it gets " +
+                                  std::string(kind) + ". Use the same batches until the epoch ends.");
     bool moved_back = false;
     if constexpr (Fingerprinted<Source>) {
       if (const std::string order = batches.fingerprint(); !order_.empty() && order != order_)
@@ -102,35 +114,47 @@ class Place {
 
   const Random& at_epoch_start() const { return at_epoch_start_; }
 
+  // A forward pass moves buffers (BatchNorm), whether a step comes of it or not: from then on the metric of the last check
+  // is that of other buffers.
+  void forward() { forward_since_check_ = true; }
+  void checked() { forward_since_check_ = false; }
+  bool forward_since_check() const { return forward_since_check_; }
+
   // What is drawn between a resume and the first step (a DataLoader draws when it is made) leaves no trace.
   void resumed() { at_resume_ = Random::now(); }
   void begin() { std::exchange(at_resume_, Random{}).restore(); }
 
   void save(auto& out, bool pending) const {
+    out.write("kind", kind_);
     out.write("order", order_);
     out.write("steps", steps_);
     out.write("size", size_);
     out.write("window.begin", window_begin_);
     out.write("window.samples", window_samples_);
     out.write("window.open", std::int64_t{pending});
+    out.write("window.forward", std::int64_t{forward_since_check_});
     at_epoch_start_.save(out);
   }
   void load(auto& in) {
-    std::int64_t open = 0;
+    std::int64_t open = 0, forward = 0;
+    kind_.clear();
+    if (in.has("kind")) in.read("kind", kind_);  // not in a checkpoint of an earlier version
     in.read("order", order_);
     in.read("steps", steps_);
     in.read("size", size_);
     in.read("window.begin", window_begin_);
     in.read("window.samples", window_samples_);
     in.read("window.open", open);
+    if (in.has("window.forward")) in.read("window.forward", forward);
     at_epoch_start_.load(in);
-    open_ = open != 0;
+    open_ = open != 0, forward_since_check_ = forward != 0;
   }
 
  private:
   template <class Source>
   void note(const Source& batches) {
     open_ = false;
+    kind_ = kind_of<Source>();
     if constexpr (Fingerprinted<Source>)
       order_ = batches.fingerprint(), steps_ = batches.steps(), size_ = batches.size();
     else order_.clear(), steps_ = 0, size_ = size_of(batches);
@@ -148,12 +172,14 @@ class Place {
     return moved_back;
   }
 
+  std::string kind_;  // empty: no epoch was entered yet, or the file does not say
   std::string order_;
   std::int64_t steps_ = 0, size_ = 0;  // of the batches; 0: they do not say. A container has a size only
   static constexpr std::int64_t before_the_epoch = -1;  // carried over from the epoch before
   std::int64_t window_begin_ = 0;                       // of the running window, in this epoch
   std::int64_t window_samples_ = 0;                     // Progress::samples there
   bool open_ = false;                                   // loaded with gradients of an unfinished window
+  bool forward_since_check_ = false;
   Random at_epoch_start_{}, at_resume_{};
 };
 
@@ -176,15 +202,17 @@ class NoPlace {
   }
   static void close(const Progress&) {}
   static void begin() {}
+  static void forward() {}
+  static void checked() {}
 
  private:
   // On what a position in these batches depends, as far as they say it. Never 0.
   template <class Source>
   static std::uint32_t hash_of(const Source& batches) {
-    std::string text;
+    std::string text = kind_of<Source>();
     if constexpr (Fingerprinted<Source>)
-      text = batches.fingerprint() + '/' + std::to_string(batches.steps()) + '/' + std::to_string(batches.size());
-    else text = std::to_string(size_of(batches));
+      text += batches.fingerprint() + '/' + std::to_string(batches.steps()) + '/' + std::to_string(batches.size());
+    else text += std::to_string(size_of(batches));
     return static_cast<std::uint32_t>(std::hash<std::string>{}(text)) | 1U;
   }
 

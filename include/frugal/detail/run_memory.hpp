@@ -16,6 +16,7 @@ struct RunMemory {
 
   // The metric belongs to the weights that were being trained, also while the model holds the best ones.
   void measured(const auto&, auto&& out) const { trained.measured(out, "trained"); }
+  bool forward_since_check() const { return place.forward_since_check(); }
   void save(auto& out) const {
     loss_log.save(out);
     best.save(out, "best");

@@ -1,10 +1,7 @@
 #pragma once
 
-#include <algorithm>
-#include <array>
 #include <atomic>
 #include <csignal>
-#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <mutex>
@@ -15,26 +12,27 @@
 
 namespace frugal::inline v0::detail {
 
-// What a signal handler can reach. Lock-free, so that a handler may touch it.
-struct SignalFlags {
-  static constexpr std::size_t signals = 65;  // Linux numbers them from 1 to 64
-  using Set = std::uint64_t;
+// What one owner listens to, and whether it heard any of it. A handler walks over all of them, at any moment and in any
+// thread: so they are lock-free and never freed, and the next owner takes the place of one that is gone.
+struct SignalListener {
+  using Set = std::uint64_t;  // Linux numbers signals from 1 to 64
   static constexpr Set bit(int signal) { return Set{1} << (signal - 1); }
 
-  static inline std::array<std::atomic<unsigned>, signals> arrived{};  // by signal
-  static inline std::array<std::atomic<Set>, signals> together{};      // what the owners of a signal own besides
-  static inline std::atomic<Set> ending{0};                            // the next one of these ends the process
-  static_assert(std::atomic<unsigned>::is_always_lock_free && std::atomic<Set>::is_always_lock_free);
+  std::atomic<Set> signals{0};
+  std::atomic<bool> heard{false};
+  SignalListener* next = nullptr;
+  bool taken = true;  // guarded by the mutex of SignalOwners
 
-  static unsigned arrivals(int signal) {
-    return arrived[static_cast<std::size_t>(signal)].load(std::memory_order_relaxed);
-  }
+  static inline std::atomic<SignalListener*> first{nullptr};
+  static_assert(std::atomic<Set>::is_always_lock_free && std::atomic<bool>::is_always_lock_free &&
+                std::atomic<SignalListener*>::is_always_lock_free);
 
   static void handle(int signal) {
-    const auto at = static_cast<std::size_t>(signal);
-    arrived[at].fetch_add(1);
-    if ((ending.fetch_or(bit(signal) | together[at].load()) & bit(signal)) == 0) return;
-    struct sigaction action{};  // the second one ends the process, as soon as this handler returns
+    bool second = false;  // for any owner, whatever the others heard
+    for (SignalListener* at = first.load(); at; at = at->next)
+      if (at->signals.load() & bit(signal)) second |= at->heard.exchange(true);
+    if (!second) return;
+    struct sigaction action{};  // ends the process, as soon as this handler returns
     action.sa_handler = SIG_DFL;
     sigaction(signal, &action, nullptr);
     raise(signal);
@@ -44,36 +42,47 @@ struct SignalFlags {
 // Handlers are the process's: the first owner of a signal installs ours, the last one restores the previous.
 class SignalOwners {
  public:
-  static void acquire(int signal) {
+  // Hears nothing yet.
+  static SignalListener& listener() {
     const std::lock_guard lock(mutex());
-    if (auto known = owners().find(signal); known != owners().end()) return void(++known->second.count);
-    struct sigaction action{}, previous{};
-    action.sa_handler = &SignalFlags::handle;
-    action.sa_flags = SA_RESTART;  // system calls of the data pipeline go on
-    sigemptyset(&action.sa_mask);
-    if (sigaction(signal, &action, &previous) != 0)
-      throw std::invalid_argument("Preemption: signal " + std::to_string(signal) +
-                                  " cannot be handled. Remove it from signals.");
-    SignalFlags::ending &= ~SignalFlags::bit(signal);  // of owners that are gone
-    for (auto& others : SignalFlags::together) others &= ~SignalFlags::bit(signal);
-    SignalFlags::together[static_cast<std::size_t>(signal)] = 0;
-    owners().emplace(signal, Owned{1, previous});
+    for (SignalListener* at = SignalListener::first; at; at = at->next)
+      if (!at->taken) {
+        at->taken = true, at->heard = false;
+        return *at;
+      }
+    auto* const made = new SignalListener{.next = SignalListener::first};
+    SignalListener::first = made;
+    return *made;
   }
-  // One owner has all of these: the second of them, whichever it is, ends the process.
-  static void join(const std::vector<int>& signals) noexcept {
+  static void acquire(SignalListener& listener, int signal) {
     const std::lock_guard lock(mutex());
-    SignalFlags::Set all = 0;
-    for (const int signal : signals) all |= SignalFlags::bit(signal);
-    for (const int signal : signals) SignalFlags::together[static_cast<std::size_t>(signal)] |= all;
+    if (auto known = owners().find(signal); known != owners().end()) {
+      if (listener.signals & SignalListener::bit(signal)) return;  // named twice
+      ++known->second.count;
+    } else {
+      struct sigaction action{}, previous{};
+      action.sa_handler = &SignalListener::handle;
+      action.sa_flags = SA_RESTART;  // system calls of the data pipeline go on
+      sigemptyset(&action.sa_mask);
+      if (sigaction(signal, &action, &previous) != 0)
+        throw std::invalid_argument("Preemption: signal " + std::to_string(signal) +
+                                    " cannot be handled. Remove it from signals.");
+      owners().emplace(signal, Owned{1, previous});
+    }
+    listener.signals |= SignalListener::bit(signal);
   }
-  static void release(int signal) noexcept {
+  static void release(SignalListener& listener) noexcept {
     const std::lock_guard lock(mutex());
-    const auto known = owners().find(signal);
-    if (known == owners().end() || --known->second.count > 0) return;
-    struct sigaction now{};
-    if (sigaction(signal, nullptr, &now) == 0 && now.sa_handler == &SignalFlags::handle)
-      sigaction(signal, &known->second.previous, nullptr);
-    owners().erase(known);
+    const SignalListener::Set signals = listener.signals.exchange(0);
+    for (auto at = owners().begin(); at != owners().end();) {
+      const auto known = at++;
+      if (!(signals & SignalListener::bit(known->first)) || --known->second.count > 0) continue;
+      struct sigaction now{};
+      if (sigaction(known->first, nullptr, &now) == 0 && now.sa_handler == &SignalListener::handle)
+        sigaction(known->first, &known->second.previous, nullptr);
+      owners().erase(known);
+    }
+    listener.taken = false;
   }
 
  private:
@@ -94,51 +103,34 @@ class SignalOwners {
 // The signals of one owner, and whether any of them arrived since it began. Movable.
 class OwnedSignals {
  public:
-  explicit OwnedSignals(const std::vector<int>& signals) {
-    for (const int signal : signals) {
-      try {
-        SignalOwners::acquire(signal);
-      } catch (...) {
-        release();
-        throw;
-      }
-      signals_.push_back({signal, SignalFlags::arrivals(signal)});
+  explicit OwnedSignals(const std::vector<int>& signals) : listener_(&SignalOwners::listener()) {
+    try {
+      for (const int signal : signals) SignalOwners::acquire(*listener_, signal);
+    } catch (...) {
+      release();
+      throw;
     }
-    SignalOwners::join(signals);
   }
-  OwnedSignals(OwnedSignals&& other) noexcept : signals_(std::exchange(other.signals_, {})) {}
+  OwnedSignals(OwnedSignals&& other) noexcept : listener_(std::exchange(other.listener_, nullptr)) {}
   OwnedSignals& operator=(OwnedSignals&& other) noexcept {
     if (this == &other) return *this;
     release();
-    signals_ = std::exchange(other.signals_, {});
+    listener_ = std::exchange(other.listener_, nullptr);
     return *this;
   }
   ~OwnedSignals() { release(); }
 
-  bool arrived() const {
-    return std::ranges::any_of(signals_,
-                               [](const Heard& one) { return SignalFlags::arrivals(one.signal) != one.seen; });
-  }
-  // The next signal is a first one again.
-  void forget() {
-    for (Heard& one : signals_) {
-      one.seen = SignalFlags::arrivals(one.signal);
-      SignalFlags::ending &= ~SignalFlags::bit(one.signal);
-    }
-  }
+  // Not of one that was moved from.
+  bool arrived() const { return listener_->heard.load(std::memory_order_relaxed); }
+  // The next signal is a first one again, for this owner.
+  void forget() { listener_->heard = false; }
 
  private:
-  struct Heard {
-    int signal;
-    unsigned seen;
-  };
-
   void release() noexcept {
-    for (const Heard& one : signals_) SignalOwners::release(one.signal);
-    signals_.clear();
+    if (listener_) SignalOwners::release(*std::exchange(listener_, nullptr));
   }
 
-  std::vector<Heard> signals_;
+  SignalListener* listener_;  // null: moved from
 };
 
 }  // namespace frugal::inline v0::detail
