@@ -220,7 +220,7 @@ TEST_CASE("an epoch in which nothing has weight is an error, not a loop without 
                     ContainsSubstring("epoch 0 has 3 batches and none with a sample"));
   trainer.restart();
   run.batches.push_back({1, 4});
-  CHECK(trainer.fit(run.batches, {.epochs = 0, .max_steps = 2}).progress.epoch == 1);
+  CHECK(trainer.fit(run.batches, {.epochs = 0, .max_steps = 2}).progress.epoch == 2);
   SECTION("a window that is carried on counts, and so does a skip") {
     auto carries = run.trainer(GradAccumulator({.steps = 7, .at_epoch_end = AtEpochEnd::carry}));
     CHECK(carries.fit(run.batches, {.epochs = 0, .max_steps = 1}).progress.epoch == 1);
@@ -309,4 +309,139 @@ TEST_CASE("with a closure, a step that throws does not count, and one that was m
   CHECK(run.model.weight == -2);
   CHECK(trainer.progress().step == 1);
   CHECK(trainer.progress().loss == 2);
+}
+
+namespace {
+
+// A schedule that counts what it hears.
+struct Hears {
+  static constexpr Role role = Role::schedule;
+  int* heard;
+  void apply(auto&, std::int64_t) {}
+  void observe(double) { ++*heard; }
+};
+
+// Can be iterated once, like a DataLoader in use, and does not say how many there are.
+struct Once {
+  std::vector<Batch>* batches;
+  std::vector<Batch>::iterator at;
+  struct Iterator {
+    Once* from;
+    Batch operator*() const { return *from->at; }
+    Iterator& operator++() { return ++from->at, *this; }
+    bool operator!=(const Iterator&) const { return from->at != from->batches->end(); }
+  };
+  Iterator begin() { return at = batches->begin(), Iterator{this}; }
+  Iterator end() { return {this}; }
+};
+
+struct Interruption {
+  static constexpr Role role = Role::interruption;
+  const bool* flag;
+  bool requested() const { return *flag; }
+};
+
+}  // namespace
+
+TEST_CASE("the same weights are checked once, also where a run ended at the end of an epoch") {
+  Run run;
+  int heard = 0;
+  SECTION("max_steps is the epoch") {
+    run.batches.pop_back();
+    double metric = 10;
+    auto trainer = run.trainer(EarlyStopper({.patience = 1}), Hears{&heard});
+    const auto falling = [&] { return run.validate(trainer)(), --metric; };
+    for (const std::int64_t steps : {3, 9})
+      CHECK(trainer.fit(run.batches, falling, {.epochs = 10, .max_steps = steps}).reason == StopReason::finished);
+    CHECK(run.checks == Checks{3, 6, 9});
+    CHECK(heard == 3);
+  }
+  SECTION("checks by steps, then by epochs") {
+    auto trainer = run.trainer();
+    trainer.fit(run.batches, run.validate(trainer), {.epochs = 9, .max_steps = 4, .validate_every_steps = 2});
+    trainer.fit(run.batches, run.validate(trainer), {.epochs = 2});
+    CHECK(run.checks == Checks{2, 4, 8});
+  }
+  SECTION("an epoch without a step") {
+    run.batches.resize(2);
+    auto trainer = run.trainer(GradAccumulator({.steps = 4, .at_epoch_end = AtEpochEnd::carry}), Hears{&heard});
+    trainer.fit(run.batches, run.validate(trainer), {.epochs = 4});
+    CHECK(run.checks == Checks{0, 1, 2});
+    CHECK(heard == 3);
+  }
+}
+
+TEST_CASE("an epoch whose batches are consumed is ended, whichever window the limit fell on") {
+  Run run;
+  run.batches.pop_back();
+  Saves saves;
+  int epochs = 0;
+  OnEpoch counts{[&](const Progress&) { ++epochs; }};
+  for (const std::int64_t window : {1, 2, 3, 4}) {
+    INFO(window);
+    saves.clear(), run.checks.clear(), epochs = 0;
+    auto trainer = run.trainer(GradAccumulator(window), Checkpoints{&saves}, counts);
+    const std::int64_t steps = (3 + window - 1) / window;
+    for (int i = 0; i < 2; ++i) {
+      const auto report = trainer.fit(run.batches, run.validate(trainer), {.epochs = 9, .max_steps = steps});
+      CHECK(report.reason == StopReason::finished);
+      CHECK(report.progress.epoch == 1);
+      CHECK(report.progress.micro_batch == 0);
+      CHECK(epochs == 1);
+      CHECK(saves == Saves{"1.0"});
+      CHECK(run.checks == Checks{steps});
+    }
+  }
+  SECTION("by an observer too; a run that diverged is not checked") {
+    for (const auto reason : {StopReason::budget, StopReason::diverged}) {
+      run.checks.clear(), epochs = 0;
+      auto trainer = run.trainer(StopsAt{3, reason}, counts);
+      CHECK(trainer.fit(run.batches, run.validate(trainer), {.epochs = 9}).reason == reason);
+      CHECK(trainer.progress().epoch == 1);
+      CHECK(epochs == 1);
+      CHECK(run.checks == (reason == StopReason::budget ? Checks{3} : Checks{}));
+    }
+  }
+  SECTION("so a range that can be iterated once per epoch goes on") {
+    Once once{&run.batches, {}};
+    run.optimizer.seen.clear();
+    auto trainer = run.trainer();
+    for (const std::int64_t steps : {3, 6}) trainer.fit(once, {.epochs = 0, .max_steps = steps});
+    CHECK(trainer.progress().epoch == 2);
+    CHECK(run.optimizer.seen == std::vector<double>{1, 2, 3, 1, 2, 3});
+  }
+}
+
+TEST_CASE("the end of an epoch that an interruption or an exception took is made up for by the next fit()") {
+  Run run;
+  run.batches.pop_back();
+  Saves saves;
+  bool asked = false, throws = false;
+  int epochs = 0;
+  OnEpoch counts{[&](const Progress&) { ++epochs; }};
+  for (const std::int64_t every : {0, 1, 2})
+    for (const std::int64_t window : {1, 2})
+      for (const bool interrupts : {true, false}) {
+        INFO(every << ' ' << window << ' ' << interrupts);
+        saves.clear(), run.checks.clear(), epochs = 0;
+        auto trainer = run.trainer(GradAccumulator(window), Checkpoints{&saves}, counts, Interruption{&asked});
+        const std::int64_t steps = window == 1 ? 3 : 2;
+        auto validate = [&](const Interruption&) {
+          if (trainer.progress().step == steps) asked = interrupts, throws = !interrupts;
+          if (throws) throw std::runtime_error("validation");
+          if (!asked) run.validate(trainer)();
+          return 1.0;
+        };
+        const FitOptions options{.epochs = 9, .max_steps = steps, .validate_every_steps = every};
+        if (interrupts) CHECK(trainer.fit(run.batches, validate, options).reason == StopReason::preempted);
+        else CHECK_THROWS_WITH(trainer.fit(run.batches, validate, options), "validation");
+        asked = throws = false;
+        const auto report = trainer.fit(run.batches, [&] { return run.validate(trainer)(); }, options);
+        CHECK(report.reason == StopReason::finished);
+        CHECK(report.progress.epoch == 1);
+        CHECK(report.progress.micro_batch == 0);
+        CHECK(epochs == 1);
+        CHECK(saves.back() == "1.0");
+        CHECK(run.checks.back() == steps);
+      }
 }

@@ -352,3 +352,55 @@ TEST_CASE("a check that comes after a save in on_step is made when the run goes 
   go_on(false);
   CHECK(checks == std::vector<std::int64_t>{2, 4, 6});
 }
+
+TEST_CASE("a run that was killed after the save of its last step has its epoch ended when it goes on") {
+  const auto disk = std::make_shared<std::optional<Disk>>();
+  const auto last_of = [&](auto batches, std::int64_t steps, bool dies) {
+    fakes::Model model;
+    fakes::Optimizer optimizer{model};
+    std::function<void(const Progress&)> hook;
+    Trainer trainer{model, optimizer, fakes::mean_loss, Checkpoints{disk},
+                    OnStep{[&](const Progress& at) { hook(at); }}};
+    hook = [&](const Progress& at) {
+      if (dies && at.step == steps) trainer.save(), throw std::runtime_error("killed");
+    };
+    trainer.resume();
+    return trainer.fit(batches, {.epochs = 9, .max_steps = steps}).progress.epoch;
+  };
+  CHECK_THROWS_WITH(last_of(Cut{2}, 6, true), "killed");
+  CHECK(last_of(Cut{2}, 6, false) == 1);
+  CHECK(last_of(Cut{2}, 6, false) == 1);
+  disk->reset();
+  CHECK_THROWS_WITH(last_of(std::vector<Batch>(3), 3, true), "killed");
+  CHECK(last_of(std::vector<Batch>(3), 3, false) == 1);
+}
+
+TEST_CASE("the end of an epoch, cut short with the last step that is allowed, is made up for after a resume") {
+  for (const std::int64_t window : {1, 2}) {
+    const auto disk = std::make_shared<std::optional<Disk>>();
+    std::vector<Batch> list{{1}, {2}, {3}};
+    int epochs = 0, checks = 0;
+    RunReport report;
+    for (int attempt = 0; attempt < 3; ++attempt) {  // the last one finds a run that is over
+      fakes::Model model;
+      fakes::Optimizer optimizer{model};
+      bool asked = false;
+      auto validate = [&](const Interruption&) { return attempt == 0 ? asked = true : ++checks, 1.0; };
+      Trainer trainer{model,
+                      optimizer,
+                      fakes::mean_loss,
+                      GradAccumulator(window),
+                      Checkpoints{disk},
+                      Interruption{&asked},
+                      OnEpoch{[&](const Progress&) { ++epochs; }}};
+      trainer.resume();
+      report = trainer.fit(list, validate, {.epochs = 9, .max_steps = window == 1 ? 3 : 2});
+      CHECK(optimizer.seen.size() == (attempt > 0 ? 0u : window == 1 ? 3u : 2u));
+    }
+    CHECK(report.reason == StopReason::finished);
+    CHECK(report.progress.epoch == 1);
+    CHECK(report.progress.micro_batch == 0);
+    CHECK(epochs == 1);
+    CHECK(checks == 1);
+  }
+}

@@ -9,10 +9,7 @@
 
 #include <chrono>
 #include <concepts>
-#include <cstdint>
 #include <optional>
-#include <stdexcept>
-#include <string>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -42,8 +39,8 @@ namespace frugal::inline v0 {
 template <class Model, class Optimizer, class Loss, class... Policies>
 class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
   using Base = detail::Checks<Model, Optimizer, Loss, Policies...>;
-  using Base::accumulation, Base::begun_, Base::best_, Base::clipping, Base::checkpointing, Base::each_policy,
-      Base::loss_log_, Base::model_, Base::moved_, Base::optimizer_, Base::phase, Base::precision, Base::progress_,
+  using Base::accumulation, Base::begun_, Base::clipping, Base::checkpointing, Base::each_policy,
+      Base::model_, Base::moved_, Base::optimizer_, Base::phase, Base::precision, Base::progress_,
       Base::read_loss, Base::readings, Base::save_if_due, Base::stop_reason, Base::updating, Base::validated;
   using typename Base::Composed;
 
@@ -138,18 +135,7 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
 
   /// Begins a new run on the weights that the model holds: Progress and policies are as new. The optimizer keeps its state.
   void restart() {
-    each_policy([](auto& policy) {
-      using Type = std::remove_cvref_t<decltype(policy)>;
-      static_assert(
-          !Stateful<Type> || requires { policy.reset(); },
-          "Trainer: restart() cannot renew a policy that has state. Give it `void reset()`.");
-      if constexpr (requires { policy.reset(); }) policy.reset();
-    });
-    progress_ = {};
-    loss_log_.reset();
-    best_.forget(), this->trained_.forget();
-    begun_ = moved_ = false;
-    if constexpr (Base::keeps_metrics) this->metrics_.reset();
+    this->renew();
   }
 
   /// The policy of that type.
@@ -184,12 +170,14 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
     const auto started = std::chrono::steady_clock::now();
     Base::template expect<Validate>(options);
     StopReason reason = stop_reason(options);
+    if (reason != StopReason::none) this->look_for_epoch_end(batches);
     const bool checks = detail::validates<Validate> && this->unchecked(reason);
-    if (!checks) this->say_if_over(reason);
+    if (!checks && !this->epoch_end_due(reason)) this->say_if_over(reason);
     detail::and_always(
         [&] {
           if constexpr (iterable)
-            if (reason == StopReason::none || checks || moved_) reason = train(batches, validate, options);
+            if (reason == StopReason::none || checks || moved_ || this->epoch_end_due(reason))
+              reason = train(batches, validate, options);
         },
         [&] { this->leave_best(); });
     read_loss();
@@ -201,8 +189,9 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
   StopReason train(auto& batches, auto& validate, const FitOptions& options) {
     if (!begun_) this->begin();
     StopReason reason = stop_reason(options);
-    const bool over = reason != StopReason::none;  // all but its last check, or its last save
-    if (!over) reason = this->make_up(validate, options);
+    const bool over = reason != StopReason::none;  // all but its last check, the end of its epoch, or its last save
+    if (!over || this->epoch_end_due(reason)) reason = this->make_up(validate, options);
+    if (this->epoch_end_due(reason)) reason = end_epoch(validate, options, reason);
     while (reason == StopReason::none) reason = epoch(batches, validate, options);
     if (!over && reason != StopReason::preempted) flush();  // an interrupted window is saved with its gradients instead
     if (this->unchecked(reason)) reason = validated(validate) ? this->verdict_or(reason) : StopReason::preempted;
@@ -213,37 +202,38 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
 
   StopReason epoch(auto& batches, auto& validate, const FitOptions& options) {
     detail::train_mode(model_);
-    const Progress before = progress_;
-    StopReason reason = micro_batches(batches, validate, options);
-    if (reason != StopReason::none) return reason;
-    const bool last = progress_.epoch + 1 == options.epochs;
-    if (last || !this->carries())
-      if (!this->after_window(flush(), validate, options)) return StopReason::preempted;
-    this->expect_training_since(before);
-    if (options.validate_every_steps == 0 && !validated(validate)) return StopReason::preempted;
-    ++progress_.epoch;
-    progress_.micro_batch = 0;
-    this->moved();
-    read_loss();
-    each_policy([&](auto& policy) { detail::call_on_epoch(policy, std::as_const(progress_), readings()); });
-    save_if_due();  // last, so that patience, scale and rate are in the file
-    return stop_reason(options);
+    const StopReason reason = micro_batches(batches, validate, options);
+    return this->epoch_end_due(reason) ? end_epoch(validate, options, reason) : reason;
   }
 
-  // What the running epoch has left.
+  // What the running epoch has left. Ends with the batches, or for the reason that it returns, or both.
   StopReason micro_batches(auto& batches, auto& validate, const FitOptions& options) {
+    const Progress before = progress_;
     this->enter_epoch(batches);
     phase(Phase::data);
     auto&& [range, consumed] = detail::rest_of_epoch(batches, progress_);
+    StopReason reason = StopReason::none;
     for (auto at = this->first_of(range, consumed); at != range.end(); ++at, phase(Phase::data)) {
-      if (!this->after_window(step(*at), validate, options)) return StopReason::preempted;
-      if (const StopReason reason = stop_reason(options); reason != StopReason::none) return reason;
+      reason = this->after_window(step(*at), validate, options) ? stop_reason(options) : StopReason::preempted;
+      if (reason == StopReason::none) continue;
+      if (this->ends_epoch(batches, range, at)) break;
+      return reason;
     }
-    if (progress_.micro_batch == 0)
-      throw std::invalid_argument("Trainer: epoch " + std::to_string(progress_.epoch) +
-                                  " has no batches. Pass a range "
-                                  "that can be iterated once per epoch.");
-    return StopReason::none;
+    if (reason == StopReason::none) this->expect_training_since(before);
+    this->stage_ = detail::EpochStage::through;
+    return reason;
+  }
+
+  StopReason end_epoch(auto& validate, const FitOptions& options, StopReason reason) {
+    const bool last = progress_.epoch + 1 == options.epochs;
+    if (last || !this->carries())
+      if (!this->after_window(flush(), validate, options)) return StopReason::preempted;
+    if (this->check_due_at_epoch_end(options, reason) && !validated(validate)) return StopReason::preempted;
+    this->count_epoch();
+    each_policy([&](auto& policy) { detail::call_on_epoch(policy, std::as_const(progress_), readings()); });
+    save_if_due();  // last, so that patience, scale and rate are in the file
+    const StopReason now = stop_reason(options);
+    return now == StopReason::none ? reason : now;
   }
 };
 

@@ -134,6 +134,7 @@ class Checks : protected Endings<Model, Optimizer, Loss, Policies...> {
 
   // A new epoch, or the rest of one that was interrupted.
   void enter_epoch(const auto& batches) {
+    this->stage_ = EpochStage::entered;
     if (progress_.micro_batch == 0) return this->place_.enter(batches, this->accumulation().pending());
     if (!this->place_.reenter(batches, progress_, this->accumulation().pending())) return;
     this->accumulation().finish();  // the window starts again
@@ -155,6 +156,28 @@ class Checks : protected Endings<Model, Optimizer, Loss, Policies...> {
     }
     throw std::invalid_argument(
         "Trainer: the batches end before the position of the checkpoint. Pass the same batches.");
+  }
+  // Whether the batch at `at` was the last one. Batches that do not know are asked for the next one; what that draws leaves
+  // no trace, since it is drawn again when the run goes on.
+  template <class Batches>
+  bool ends_epoch(const Batches& batches, auto& range, auto& at) {
+    if constexpr (Fingerprinted<Batches>) return progress_.micro_batch == batches.size();
+    else {
+      const auto now = Base::Random::now();
+      const bool ends = !(++at != range.end());
+      if (!ends) now.restore();
+      return ends;
+    }
+  }
+  // What an exception in the last batch, or a checkpoint from there, leaves open in a run that is over: whether the epoch is.
+  template <class Batches>
+  void look_for_epoch_end(const Batches& batches) {
+    std::int64_t size = 0;
+    if constexpr (Fingerprinted<Batches>) size = batches.size();
+    else size = size_of(batches);
+    if (this->stage_ != EpochStage::entered || size == 0 || progress_.micro_batch != size) return;
+    enter_epoch(batches);  // they are the same ones, or it throws
+    if (progress_.micro_batch == size) this->stage_ = EpochStage::through;
   }
   bool carries() {
     if constexpr (requires { this->accumulation().at_epoch_end(); })

@@ -120,6 +120,23 @@ class Parts {
     }
   }
 
+  // As new, but for the weights and the optimizer.
+  void renew() {
+    each_policy([](auto& policy) {
+      using Type = std::remove_cvref_t<decltype(policy)>;
+      static_assert(
+          !Stateful<Type> || requires { policy.reset(); },
+          "Trainer: restart() cannot renew a policy that has state. Give it `void reset()`.");
+      if constexpr (requires { policy.reset(); }) policy.reset();
+    });
+    progress_ = {};
+    stage_ = EpochStage::outside;
+    loss_log_.reset();
+    best_.forget(), trained_.forget();
+    begun_ = moved_ = false;
+    if constexpr (keeps_metrics) metrics_.reset();
+  }
+
   // What throws on the way drops the window: the next one starts without gradients, and its loss is its own.
   auto or_drop_window(auto&& body) {
     try {
@@ -143,6 +160,14 @@ class Parts {
   // There is something that is not saved.
   void moved() {
     if constexpr (!absent<Role::checkpointing>) moved_ = true;
+  }
+
+  void count_epoch() {
+    ++progress_.epoch;
+    progress_.micro_batch = 0;
+    stage_ = EpochStage::outside;
+    moved();
+    read_loss();
   }
 
   // An optimizer with a closure (LBFGS) evaluates the batch as often as it likes. The first evaluation happens outside, so
@@ -200,7 +225,7 @@ class Parts {
       if constexpr (Stateful<std::remove_cvref_t<decltype(policy)>>) return std::tie(policy);
       else return std::tuple<>{};
     };
-    RunMemory memory{loss_log_, best_, trained_, place_, accumulation().pending()};
+    RunMemory memory{loss_log_, best_, trained_, place_, stage_, accumulation().pending()};
     return std::apply([&](auto&... policy) { return call(memory, policy...); },
                       std::apply([&](auto&... policy) { return std::tuple_cat(stateful(policy)...); }, policies_));
   }
@@ -222,6 +247,7 @@ class Parts {
   mutable LossLog loss_log_;
   bool begun_ = false;
   bool moved_ = false;  // since the last save
+  EpochStage stage_ = EpochStage::outside;
   [[no_unique_address]] std::conditional_t<keeps_weights, KeptWeights<Kept>, NoWeights> best_;
   // What was being trained, while the model holds the best weights. Another type: two empty members of one type have a size.
   struct NoneTrained : NoWeights {};
