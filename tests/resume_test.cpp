@@ -404,3 +404,18 @@ TEST_CASE("the end of an epoch, cut short with the last step that is allowed, is
     CHECK(checks == 1);
   }
 }
+
+TEST_CASE("a run that is begun anew after a resume has the random numbers that it is given") {
+  const auto disk = std::make_shared<std::optional<Disk>>();
+  fakes::Model model;
+  fakes::Optimizer optimizer{model};
+  generator.seed(1);
+  Trainer trainer{model, optimizer, fakes::mean_loss, Checkpoints{disk}};
+  trainer.save();
+  CHECK(trainer.resume());
+  trainer.restart();
+  generator.seed(2);
+  const std::string given = RandomState::now().state;
+  trainer.step(Batch{1, 4});
+  CHECK(RandomState::now().state == given);
+}

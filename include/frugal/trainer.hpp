@@ -88,9 +88,12 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
   /// weights; it returns a number, a 0-dim tensor or Metrics. A `validate(interruption)` gets the interruption policy and
   /// may return early; what it returns then does not count.
   ///
+  /// A limit that falls on the last window of an epoch ends that epoch as well: it is checked, counted and saved. Steps made
+  /// by hand before count as steps and samples; an epoch that no fit() entered starts at its first batch.
+  ///
   /// When it returns, or throws, the model is in training mode and holds the best weights if the stopping policy restores
   /// them, else the averaged ones if there is an Averager; the next step goes on with those that were being trained. A run
-  /// that is over returns at once and warns; restart() begins a new one.
+  /// that is over returns at once, leaves the weights alone and warns; restart() begins a new one.
   template <class Batches, class Validate>
     requires(!std::same_as<std::remove_cvref_t<Validate>, FitOptions>)
   RunReport fit(Batches&& batches, Validate&& validate, FitOptions options = {}) {
@@ -124,10 +127,11 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
     if (!found) return false;
     progress_ = *found;
     this->place_.resumed();
+    this->note_saved();
     begun_ = moved_ = false;
     return true;
   }
-  /// Saves now, due or not; returns when the state is copied.
+  /// Saves now, due or not; returns when the state is copied. Throws inside a backward pass or an update (on_gradients).
   void save() {
     static_assert(!Base::template absent<Role::checkpointing>, "Trainer: save() has no CheckpointManager. Pass one.");
     this->save_now();
@@ -168,15 +172,17 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
                   "Trainer: fit() cannot iterate over the batches. Pass a range (a container, `*data_loader`) or "
                   "Batches.");
     const auto started = std::chrono::steady_clock::now();
-    Base::template expect<Validate>(options);
-    StopReason reason = stop_reason(options);
+    StopReason reason = this->or_train_mode([&] {
+      Base::template expect<Validate>(options);
+      return stop_reason(options);
+    });
     if (reason != StopReason::none) this->look_for_epoch_end(batches);
     const bool checks = detail::validates<Validate> && this->unchecked(reason);
-    if (!checks && !this->epoch_end_due(reason)) this->say_if_over(reason);
+    if (!checks && !this->owes(reason)) this->say_if_over(reason);
     detail::and_always(
         [&] {
           if constexpr (iterable)
-            if (reason == StopReason::none || checks || moved_ || this->epoch_end_due(reason))
+            if (reason == StopReason::none || checks || moved_ || this->owes(reason))
               reason = train(batches, validate, options);
         },
         [&] { this->leave_best(); });
@@ -187,13 +193,12 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
   }
 
   StopReason train(auto& batches, auto& validate, const FitOptions& options) {
-    if (!begun_) this->begin();
+    if (!begun_) this->or_train_mode([&] { return this->begin(), StopReason::none; });
     StopReason reason = stop_reason(options);
-    const bool over = reason != StopReason::none;  // all but its last check, the end of its epoch, or its last save
-    if (!over || this->epoch_end_due(reason)) reason = this->make_up(validate, options);
+    if (reason == StopReason::none || this->epoch_end_due(reason)) reason = this->make_up(validate, options);
     if (this->epoch_end_due(reason)) reason = end_epoch(validate, options, reason);
     while (reason == StopReason::none) reason = epoch(batches, validate, options);
-    if (!over && reason != StopReason::preempted) flush();  // an interrupted window is saved with its gradients instead
+    if (reason != StopReason::preempted) flush();  // an interrupted window is saved with its gradients instead
     if (this->unchecked(reason)) reason = validated(validate) ? this->verdict_or(reason) : StopReason::preempted;
     if (moved_) this->save_now();
     this->wait_for_save();
@@ -208,8 +213,8 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
 
   // What the running epoch has left. Ends with the batches, or for the reason that it returns, or both.
   StopReason micro_batches(auto& batches, auto& validate, const FitOptions& options) {
-    const Progress before = progress_;
     this->enter_epoch(batches);
+    const Progress before = progress_;
     phase(Phase::data);
     auto&& [range, consumed] = detail::rest_of_epoch(batches, progress_);
     StopReason reason = StopReason::none;

@@ -87,7 +87,11 @@ class Endings : protected Parts<Model, Optimizer, Loss, Policies...> {
     if (options.validate_every_steps > 0 || progress_.metric_step == progress_.step) return false;
     return reason == StopReason::none || unchecked(reason);
   }
-  // The batches of the epoch are consumed, but an interruption or an exception took its end.
+  // What an interruption or an exception took, and a run that is over still owes beside its last check and save.
+  bool owes(StopReason reason) {
+    return epoch_end_due(reason) || (reason != StopReason::preempted && this->accumulation().pending());
+  }
+  // The batches of the epoch are consumed.
   bool epoch_end_due(StopReason reason) const {
     return this->stage_ == EpochStage::through && reason != StopReason::preempted;
   }

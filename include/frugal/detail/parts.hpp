@@ -133,6 +133,8 @@ class Parts {
     stage_ = EpochStage::outside;
     loss_log_.reset();
     best_.forget(), trained_.forget();
+    place_ = {};  // and the random numbers that a resume left there
+    saving_ = {};
     begun_ = moved_ = false;
     if constexpr (keeps_metrics) metrics_.reset();
   }
@@ -140,8 +142,12 @@ class Parts {
   // What throws on the way drops the window: the next one starts without gradients, and its loss is its own.
   auto or_drop_window(auto&& body) {
     try {
-      return body();
+      if constexpr (!absent<Role::checkpointing>) saving_.midway = true;
+      const auto result = body();
+      if constexpr (!absent<Role::checkpointing>) saving_.midway = false;
+      return result;
     } catch (...) {
+      if constexpr (!absent<Role::checkpointing>) saving_.midway = false;
       optimizer_.zero_grad();
       accumulation().finish();
       loss_log_.drop();
@@ -194,6 +200,7 @@ class Parts {
   StepResult closed(StepResult result) {
     loss_log_.close();
     place_.close(progress_);
+    moved();
     if (result == StepResult::skipped) {
       ++progress_.skipped;
       each_policy([&](auto& policy) { call_on_skip(policy, std::as_const(progress_), readings()); });
@@ -239,6 +246,13 @@ class Parts {
 
   using Random = typename RandomStateOf<typename Composed::template In<Role::checkpointing>>::type;
 
+  // What a save has to know of the steps.
+  struct Saving {
+    bool midway = false;           // in a backward pass or an update: gradients and books do not fit together
+    std::int64_t unmeasured = -1;  // the step that was saved before it had its check
+  };
+  struct NoSaving {};
+
   Model& model_;
   Optimizer& optimizer_;
   [[no_unique_address]] Loss loss_;
@@ -253,6 +267,7 @@ class Parts {
   struct NoneTrained : NoWeights {};
   [[no_unique_address]] std::conditional_t<keeps_weights, KeptWeights<Kept>, NoneTrained> trained_;
   [[no_unique_address]] std::conditional_t<absent<Role::checkpointing>, NoPlace, Place<Random>> place_;
+  [[no_unique_address]] std::conditional_t<absent<Role::checkpointing>, NoSaving, Saving> saving_;
   [[no_unique_address]] std::conditional_t<keeps_metrics, std::optional<Metrics>, Nothing> metrics_;
 };
 
