@@ -464,6 +464,17 @@ TEST_CASE("a window that a preempted run carried is stepped on when a limit ends
   CHECK(saves == Saves{"1.0", "1.0"});
 }
 
+TEST_CASE("so is one that nobody would check or save") {
+  Run run;
+  run.batches.resize(6);
+  bool asked = false;
+  auto trainer = run.trainer(GradAccumulator({.steps = 4, .at_epoch_end = AtEpochEnd::carry}), Interruption{&asked},
+                             OnEpoch{[&](const Progress&) { asked = true; }});
+  trainer.fit(run.batches, {.epochs = 3});
+  asked = false;
+  CHECK(trainer.fit(run.batches, {.epochs = 1}).progress.step == 2);
+}
+
 TEST_CASE("the last step, on a window that was carried, is in the last save") {
   Run run;
   Saves saves;
