@@ -596,9 +596,8 @@ TEST_CASE("a save inside an update is refused, and one in on_step is not") {
       };
       auto trainer = run.trainer(GradAccumulator(window), Checkpoints{&saves},
                                  OnGradients{[&](fakes::Model&) { saves_at(ThrowsOnce::gradients); }},
-                                 OnStep{[&](const Progress&) { saves_at(ThrowsOnce::step); }}, OnUpdate{[&] {
-                                   saves_at(ThrowsOnce::update);
-                                 }});
+                                 OnStep{[&](const Progress&) { saves_at(ThrowsOnce::step); }},
+                                 OnUpdate{[&] { saves_at(ThrowsOnce::update); }});
       save = [&] { trainer.save(); };
       const auto steps = [&] {
         for (std::int64_t i = 0; i < window; ++i) trainer.step(Batch{1, 4});

@@ -295,6 +295,27 @@ TEST_CASE("without checkpoints a later fit goes on where the one before stopped,
   CHECK(replayed == in_two_calls(drawn, drawn, {.epochs = 1}));
 }
 
+TEST_CASE("looking whether an epoch has another batch leaves no trace in the random numbers") {
+  struct Fetching {  // draws in ++, as a DataLoader does that fetches its next batch there
+    struct Iterator {
+      int left;
+      double mean;
+      Batch operator*() const { return {mean, 2}; }
+      Iterator& operator++() { return --left, mean = static_cast<double>(generator() % 1000), *this; }
+      bool operator!=(const Iterator& other) const { return left != other.left; }
+    };
+    Iterator begin() { return {5, static_cast<double>(generator() % 1000)}; }
+    Iterator end() { return {0, 0}; }
+  };
+  const auto trained = [](std::int64_t steps) {
+    generator.seed(5);
+    Fetching batches;
+    const auto disk = std::make_shared<std::optional<Disk>>();
+    return in_two_calls(batches, batches, {.epochs = 2, .max_steps = steps}, Checkpoints{disk});
+  };
+  for (const std::int64_t steps : {1, 3, 5, 6}) CHECK(trained(steps) == trained(10));
+}
+
 TEST_CASE("with checkpoints a container of another size inside an epoch is an error too") {
   std::vector<Batch> list{{1}, {2}, {3}, {4}}, longer(5);
   const auto disk = std::make_shared<std::optional<Disk>>();

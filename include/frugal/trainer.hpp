@@ -39,9 +39,9 @@ namespace frugal::inline v0 {
 template <class Model, class Optimizer, class Loss, class... Policies>
 class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
   using Base = detail::Checks<Model, Optimizer, Loss, Policies...>;
-  using Base::accumulation, Base::begun_, Base::clipping, Base::checkpointing, Base::each_policy,
-      Base::model_, Base::moved_, Base::optimizer_, Base::phase, Base::precision, Base::progress_,
-      Base::read_loss, Base::readings, Base::save_if_due, Base::stop_reason, Base::updating, Base::validated;
+  using Base::accumulation, Base::begun_, Base::clipping, Base::checkpointing, Base::each_policy, Base::model_,
+      Base::moved_, Base::optimizer_, Base::phase, Base::precision, Base::progress_, Base::read_loss, Base::readings,
+      Base::save_if_due, Base::stop_reason, Base::updating, Base::validated;
   using typename Base::Composed;
 
  public:
@@ -138,9 +138,7 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
   }
 
   /// Begins a new run on the weights that the model holds: Progress and policies are as new. The optimizer keeps its state.
-  void restart() {
-    this->renew();
-  }
+  void restart() { this->renew(); }
 
   /// The policy of that type.
   template <class Type>

@@ -215,7 +215,8 @@ class Checks : protected Endings<Model, Optimizer, Loss, Policies...> {
     if constexpr (!absent<Role::checkpointing>)
       if (this->saving_.midway)
         throw std::invalid_argument(
-            "Trainer: save() inside a backward pass or an update, where nothing could go on from. Call it in on_step, in "
+            "Trainer: save() inside a backward pass or an update, where nothing could go on from. Call it in on_step, "
+            "in "
             "on_epoch or between steps.");
     if constexpr (!absent<Role::checkpointing> && Composed::template fits<Role::checkpointing>) {
       phase(Phase::save);
