@@ -7,6 +7,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <optional>
 #include <stdexcept>
@@ -220,7 +221,7 @@ TEST_CASE("an epoch in which nothing has weight is an error, not a loop without 
                     ContainsSubstring("epoch 0 has 3 batches and none with a sample"));
   trainer.restart();
   run.batches.push_back({1, 4});
-  CHECK(trainer.fit(run.batches, {.epochs = 0, .max_steps = 2}).progress.epoch == 1);
+  CHECK(trainer.fit(run.batches, {.epochs = 0, .max_steps = 2}).progress.epoch == 2);
   SECTION("a window that is carried on counts, and so does a skip") {
     auto carries = run.trainer(GradAccumulator({.steps = 7, .at_epoch_end = AtEpochEnd::carry}));
     CHECK(carries.fit(run.batches, {.epochs = 0, .max_steps = 1}).progress.epoch == 1);
@@ -309,4 +310,300 @@ TEST_CASE("with a closure, a step that throws does not count, and one that was m
   CHECK(run.model.weight == -2);
   CHECK(trainer.progress().step == 1);
   CHECK(trainer.progress().loss == 2);
+}
+
+namespace {
+
+// A schedule that counts what it hears.
+struct Hears {
+  static constexpr Role role = Role::schedule;
+  int* heard;
+  void apply(auto&, std::int64_t) {}
+  void observe(double) { ++*heard; }
+};
+
+// Can be iterated once, like a DataLoader in use, and does not say how many there are.
+struct Once {
+  std::vector<Batch>* batches;
+  std::vector<Batch>::iterator at;
+  struct Iterator {
+    Once* from;
+    Batch operator*() const { return *from->at; }
+    Iterator& operator++() { return ++from->at, *this; }
+    bool operator!=(const Iterator&) const { return from->at != from->batches->end(); }
+  };
+  Iterator begin() { return at = batches->begin(), Iterator{this}; }
+  Iterator end() { return {this}; }
+};
+
+struct Interruption {
+  static constexpr Role role = Role::interruption;
+  const bool* flag;
+  bool requested() const { return *flag; }
+};
+
+}  // namespace
+
+TEST_CASE("the same weights are checked once, also where a run ended at the end of an epoch") {
+  Run run;
+  int heard = 0;
+  SECTION("max_steps is the epoch") {
+    run.batches.pop_back();
+    double metric = 10;
+    auto trainer = run.trainer(EarlyStopper({.patience = 1}), Hears{&heard});
+    const auto falling = [&] { return run.validate(trainer)(), --metric; };
+    for (const std::int64_t steps : {3, 9})
+      CHECK(trainer.fit(run.batches, falling, {.epochs = 10, .max_steps = steps}).reason == StopReason::finished);
+    CHECK(run.checks == Checks{3, 6, 9});
+    CHECK(heard == 3);
+  }
+  SECTION("checks by steps, then by epochs") {
+    auto trainer = run.trainer();
+    trainer.fit(run.batches, run.validate(trainer), {.epochs = 9, .max_steps = 4, .validate_every_steps = 2});
+    trainer.fit(run.batches, run.validate(trainer), {.epochs = 2});
+    CHECK(run.checks == Checks{2, 4, 8});
+  }
+  SECTION("an epoch without a step") {
+    run.batches.resize(2);
+    auto trainer = run.trainer(GradAccumulator({.steps = 4, .at_epoch_end = AtEpochEnd::carry}), Hears{&heard});
+    trainer.fit(run.batches, run.validate(trainer), {.epochs = 4});
+    CHECK(run.checks == Checks{0, 1, 2});
+    CHECK(heard == 3);
+  }
+}
+
+TEST_CASE("an epoch whose batches are consumed is ended, whichever window the limit fell on") {
+  Run run;
+  run.batches.pop_back();
+  Saves saves;
+  int epochs = 0;
+  OnEpoch counts{[&](const Progress&) { ++epochs; }};
+  for (const std::int64_t window : {1, 2, 3, 4}) {
+    INFO(window);
+    saves.clear(), run.checks.clear(), epochs = 0;
+    auto trainer = run.trainer(GradAccumulator(window), Checkpoints{&saves}, counts);
+    const std::int64_t steps = (3 + window - 1) / window;
+    for (int i = 0; i < 2; ++i) {
+      const auto report = trainer.fit(run.batches, run.validate(trainer), {.epochs = 9, .max_steps = steps});
+      CHECK(report.reason == StopReason::finished);
+      CHECK(report.progress.epoch == 1);
+      CHECK(report.progress.micro_batch == 0);
+      CHECK(epochs == 1);
+      CHECK(saves == Saves{"1.0"});
+      CHECK(run.checks == Checks{steps});
+    }
+  }
+  SECTION("by an observer too; a run that diverged is not checked") {
+    for (const auto reason : {StopReason::budget, StopReason::diverged}) {
+      run.checks.clear(), epochs = 0;
+      auto trainer = run.trainer(StopsAt{3, reason}, counts);
+      CHECK(trainer.fit(run.batches, run.validate(trainer), {.epochs = 9}).reason == reason);
+      CHECK(trainer.progress().epoch == 1);
+      CHECK(epochs == 1);
+      CHECK(run.checks == (reason == StopReason::budget ? Checks{3} : Checks{}));
+    }
+  }
+  SECTION("so a range that can be iterated once per epoch goes on") {
+    Once once{&run.batches, {}};
+    run.optimizer.seen.clear();
+    auto trainer = run.trainer();
+    for (const std::int64_t steps : {3, 6}) trainer.fit(once, {.epochs = 0, .max_steps = steps});
+    CHECK(trainer.progress().epoch == 2);
+    CHECK(run.optimizer.seen == std::vector<double>{1, 2, 3, 1, 2, 3});
+  }
+}
+
+TEST_CASE("the end of an epoch that an interruption or an exception took is made up for by the next fit()") {
+  Run run;
+  run.batches.pop_back();
+  Saves saves;
+  bool asked = false, throws = false;
+  int epochs = 0;
+  OnEpoch counts{[&](const Progress&) { ++epochs; }};
+  for (const std::int64_t every : {0, 1, 2})
+    for (const std::int64_t window : {1, 2})
+      for (const bool interrupts : {true, false}) {
+        INFO(every << ' ' << window << ' ' << interrupts);
+        saves.clear(), run.checks.clear(), epochs = 0;
+        auto trainer = run.trainer(GradAccumulator(window), Checkpoints{&saves}, counts, Interruption{&asked});
+        const std::int64_t steps = window == 1 ? 3 : 2;
+        auto validate = [&](const Interruption&) {
+          if (trainer.progress().step == steps) asked = interrupts, throws = !interrupts;
+          if (throws) throw std::runtime_error("validation");
+          if (!asked) run.validate(trainer)();
+          return 1.0;
+        };
+        const FitOptions options{.epochs = 9, .max_steps = steps, .validate_every_steps = every};
+        if (interrupts) CHECK(trainer.fit(run.batches, validate, options).reason == StopReason::preempted);
+        else CHECK_THROWS_WITH(trainer.fit(run.batches, validate, options), "validation");
+        asked = throws = false;
+        const auto report = trainer.fit(run.batches, [&] { return run.validate(trainer)(); }, options);
+        CHECK(report.reason == StopReason::finished);
+        CHECK(report.progress.epoch == 1);
+        CHECK(report.progress.micro_batch == 0);
+        CHECK(epochs == 1);
+        CHECK(saves.back() == "1.0");
+        CHECK(run.checks.back() == steps);
+      }
+}
+
+TEST_CASE("a window that a preempted run carried is stepped on when a limit ends the run, and the step is saved") {
+  Run run;
+  run.batches.resize(6);
+  Saves saves;
+  bool asked = false;
+  auto trainer = run.trainer(GradAccumulator({.steps = 4, .at_epoch_end = AtEpochEnd::carry}), Checkpoints{&saves},
+                             Interruption{&asked}, OnEpoch{[&](const Progress&) { asked = true; }});
+  CHECK(trainer.fit(run.batches, {.epochs = 3}).reason == StopReason::preempted);
+  CHECK(trainer.template get<GradAccumulator>().pending());
+  asked = false;
+  CHECK(trainer.fit(run.batches, run.validate(trainer), {.epochs = 1}).reason == StopReason::finished);
+  CHECK(!trainer.template get<GradAccumulator>().pending());
+  CHECK(trainer.progress().step == 2);
+  CHECK(run.checks == Checks{2});
+  CHECK(saves == Saves{"1.0", "1.0"});
+}
+
+TEST_CASE("so is one that nobody would check or save") {
+  Run run;
+  run.batches.resize(6);
+  bool asked = false;
+  auto trainer = run.trainer(GradAccumulator({.steps = 4, .at_epoch_end = AtEpochEnd::carry}), Interruption{&asked},
+                             OnEpoch{[&](const Progress&) { asked = true; }});
+  trainer.fit(run.batches, {.epochs = 3});
+  asked = false;
+  CHECK(trainer.fit(run.batches, {.epochs = 1}).progress.step == 2);
+}
+
+TEST_CASE("the last step, on a window that was carried, is in the last save") {
+  Run run;
+  Saves saves;
+  auto trainer = run.trainer(GradAccumulator({.steps = 3, .at_epoch_end = AtEpochEnd::carry}), Checkpoints{&saves},
+                             EarlyStopper({.target = 1.0}));
+  trainer.fit(run.batches, run.validate(trainer), {.epochs = 3});
+  CHECK(trainer.progress().step == 2);
+  CHECK(saves == Saves{"1.0", "1.0"});
+}
+
+TEST_CASE("steps by hand count, and an epoch that no fit() entered starts at its first batch") {
+  for (const int by_hand : {2, 4, 5}) {
+    Run run;
+    run.batches.pop_back();
+    auto trainer = run.trainer();
+    const auto by_hand_and_fit = [&](std::int64_t epochs) {
+      run.optimizer.seen.clear();
+      for (int i = 0; i < by_hand; ++i) trainer.step(Batch{7, 4});
+      const std::int64_t steps = trainer.progress().step;
+      const auto report = trainer.fit(run.batches, {.epochs = epochs});
+      CHECK(report.progress.step == steps + 3);
+      CHECK(report.progress.samples == 4 * report.progress.step);
+      CHECK(std::vector<double>(run.optimizer.seen.begin() + by_hand, run.optimizer.seen.end()) ==
+            std::vector<double>{1, 2, 3});
+    };
+    by_hand_and_fit(1);
+    by_hand_and_fit(2);
+  }
+}
+
+namespace {
+
+// A directory that another manager holds.
+struct Taken : Checkpoints {
+  void claim() { throw std::runtime_error("taken"); }
+};
+
+}  // namespace
+
+TEST_CASE("a fit() that trains nothing leaves the model in training mode and the weights as they are") {
+  Run run;
+  SECTION("over") {
+    auto trainer = run.trainer();
+    trainer.fit(run.batches);
+    run.model.training = false;
+    trainer.fit(run.batches);
+  }
+  SECTION("bad options") {
+    run.model.training = false;
+    auto trainer = run.trainer();
+    CHECK_THROWS(trainer.fit(run.batches, {.epochs = -1}));
+  }
+  SECTION("no checkpoints can be written") {
+    run.model.training = false;
+    auto trainer = run.trainer(Taken{});
+    CHECK_THROWS_WITH(trainer.fit(run.batches), "taken");
+  }
+  CHECK(run.model.training);
+}
+
+namespace {
+
+struct OnUpdate {
+  static constexpr Role role = Role::observer;
+  std::function<void()> call;
+  void on_phase(Phase phase) const {
+    if (phase == Phase::update) call();
+  }
+};
+
+// Asks for every step once, and for no epoch; notes which saves know the metric of their weights.
+struct EveryStep {
+  static constexpr Role role = Role::checkpointing;
+  std::vector<std::string>* saves;
+  std::int64_t last = 0;
+  bool due(const Progress& at) const { return at.step > last; }
+  void save(const Progress& at, auto&, auto&, auto&...) {
+    last = at.step;
+    saves->push_back(std::to_string(at.step) + (at.metric_step == at.step ? " measured" : ""));
+  }
+  std::optional<Progress> restore(auto&, auto&, auto&...) { return std::nullopt; }
+  void wait() {}
+};
+
+}  // namespace
+
+TEST_CASE("a step that was saved before its check is saved again after it") {
+  Run run;
+  run.batches.resize(2);
+  Saves saves;
+  SECTION("in fit()") {
+    auto trainer = run.trainer(EveryStep{&saves});
+    trainer.fit(run.batches, run.validate(trainer), {.epochs = 2});
+    CHECK(saves == Saves{"1", "2", "2 measured", "3", "4", "4 measured"});
+  }
+  SECTION("a check that comes first needs no second save") {
+    auto trainer = run.trainer(EveryStep{&saves});
+    trainer.fit(run.batches, run.validate(trainer), {.epochs = 1, .validate_every_steps = 1});
+    CHECK(saves == Saves{"1 measured", "2 measured", "2 measured"});  // the last: the epoch is counted
+  }
+  SECTION("in a loop of one's own") {
+    auto trainer = run.trainer(EveryStep{&saves});
+    trainer.step(Batch{1, 4});
+    trainer.save();
+    trainer.check(1.0);
+    CHECK(saves == Saves{"1", "1 measured"});
+  }
+}
+
+TEST_CASE("a save inside an update is refused, and one in on_step is not") {
+  Run run;
+  Saves saves;
+  for (const std::int64_t window : {1, 2})
+    for (const auto where : {ThrowsOnce::gradients, ThrowsOnce::update, ThrowsOnce::step}) {
+      INFO(window << ' ' << int{where});
+      std::function<void()> save;
+      const auto saves_at = [&](ThrowsOnce::Where here) {
+        if (here == where) save();
+      };
+      auto trainer = run.trainer(GradAccumulator(window), Checkpoints{&saves},
+                                 OnGradients{[&](fakes::Model&) { saves_at(ThrowsOnce::gradients); }},
+                                 OnStep{[&](const Progress&) { saves_at(ThrowsOnce::step); }},
+                                 OnUpdate{[&] { saves_at(ThrowsOnce::update); }});
+      save = [&] { trainer.save(); };
+      const auto steps = [&] {
+        for (std::int64_t i = 0; i < window; ++i) trainer.step(Batch{1, 4});
+      };
+      if (where == ThrowsOnce::step) CHECK_NOTHROW(steps());
+      else CHECK_THROWS_WITH(steps(), ContainsSubstring("save() inside a backward pass or an update"));
+      CHECK_NOTHROW(save());
+    }
 }

@@ -295,6 +295,27 @@ TEST_CASE("without checkpoints a later fit goes on where the one before stopped,
   CHECK(replayed == in_two_calls(drawn, drawn, {.epochs = 1}));
 }
 
+TEST_CASE("looking whether an epoch has another batch leaves no trace in the random numbers") {
+  struct Fetching {  // draws in ++, as a DataLoader does that fetches its next batch there
+    struct Iterator {
+      int left;
+      double mean;
+      Batch operator*() const { return {mean, 2}; }
+      Iterator& operator++() { return --left, mean = static_cast<double>(generator() % 1000), *this; }
+      bool operator!=(const Iterator& other) const { return left != other.left; }
+    };
+    Iterator begin() { return {5, static_cast<double>(generator() % 1000)}; }
+    Iterator end() { return {0, 0}; }
+  };
+  const auto trained = [](std::int64_t steps) {
+    generator.seed(5);
+    Fetching batches;
+    const auto disk = std::make_shared<std::optional<Disk>>();
+    return in_two_calls(batches, batches, {.epochs = 2, .max_steps = steps}, Checkpoints{disk});
+  };
+  for (const std::int64_t steps : {1, 3, 5, 6}) CHECK(trained(steps) == trained(10));
+}
+
 TEST_CASE("with checkpoints a container of another size inside an epoch is an error too") {
   std::vector<Batch> list{{1}, {2}, {3}, {4}}, longer(5);
   const auto disk = std::make_shared<std::optional<Disk>>();
@@ -390,4 +411,71 @@ TEST_CASE("a check that comes after a save in on_step is made when the run goes 
   CHECK_THROWS_WITH(go_on(true), "killed");
   go_on(false);
   CHECK(checks == std::vector<std::int64_t>{2, 4, 6});
+}
+
+TEST_CASE("a run that was killed after the save of its last step has its epoch ended when it goes on") {
+  const auto disk = std::make_shared<std::optional<Disk>>();
+  const auto last_of = [&](auto batches, std::int64_t steps, bool dies) {
+    fakes::Model model;
+    fakes::Optimizer optimizer{model};
+    std::function<void(const Progress&)> hook;
+    Trainer trainer{model, optimizer, fakes::mean_loss, Checkpoints{disk},
+                    OnStep{[&](const Progress& at) { hook(at); }}};
+    hook = [&](const Progress& at) {
+      if (dies && at.step == steps) trainer.save(), throw std::runtime_error("killed");
+    };
+    trainer.resume();
+    return trainer.fit(batches, {.epochs = 9, .max_steps = steps}).progress.epoch;
+  };
+  CHECK_THROWS_WITH(last_of(Cut{2}, 6, true), "killed");
+  CHECK(last_of(Cut{2}, 6, false) == 1);
+  CHECK(last_of(Cut{2}, 6, false) == 1);
+  disk->reset();
+  CHECK_THROWS_WITH(last_of(std::vector<Batch>(3), 3, true), "killed");
+  CHECK(last_of(std::vector<Batch>(3), 3, false) == 1);
+}
+
+TEST_CASE("the end of an epoch, cut short with the last step that is allowed, is made up for after a resume") {
+  for (const std::int64_t window : {1, 2}) {
+    const auto disk = std::make_shared<std::optional<Disk>>();
+    std::vector<Batch> list{{1}, {2}, {3}};
+    int epochs = 0, checks = 0;
+    RunReport report;
+    for (int attempt = 0; attempt < 3; ++attempt) {  // the last one finds a run that is over
+      fakes::Model model;
+      fakes::Optimizer optimizer{model};
+      bool asked = false;
+      auto validate = [&](const Interruption&) { return attempt == 0 ? asked = true : ++checks, 1.0; };
+      Trainer trainer{model,
+                      optimizer,
+                      fakes::mean_loss,
+                      GradAccumulator(window),
+                      Checkpoints{disk},
+                      Interruption{&asked},
+                      OnEpoch{[&](const Progress&) { ++epochs; }}};
+      trainer.resume();
+      report = trainer.fit(list, validate, {.epochs = 9, .max_steps = window == 1 ? 3 : 2});
+      CHECK(optimizer.seen.size() == (attempt > 0 ? 0u : window == 1 ? 3u : 2u));
+    }
+    CHECK(report.reason == StopReason::finished);
+    CHECK(report.progress.epoch == 1);
+    CHECK(report.progress.micro_batch == 0);
+    CHECK(epochs == 1);
+    CHECK(checks == 1);
+  }
+}
+
+TEST_CASE("a run that is begun anew after a resume has the random numbers that it is given") {
+  const auto disk = std::make_shared<std::optional<Disk>>();
+  fakes::Model model;
+  fakes::Optimizer optimizer{model};
+  generator.seed(1);
+  Trainer trainer{model, optimizer, fakes::mean_loss, Checkpoints{disk}};
+  trainer.save();
+  CHECK(trainer.resume());
+  trainer.restart();
+  generator.seed(2);
+  const std::string given = RandomState::now().state;
+  trainer.step(Batch{1, 4});
+  CHECK(RandomState::now().state == given);
 }

@@ -9,10 +9,7 @@
 
 #include <chrono>
 #include <concepts>
-#include <cstdint>
 #include <optional>
-#include <stdexcept>
-#include <string>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -42,9 +39,9 @@ namespace frugal::inline v0 {
 template <class Model, class Optimizer, class Loss, class... Policies>
 class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
   using Base = detail::Checks<Model, Optimizer, Loss, Policies...>;
-  using Base::accumulation, Base::begun_, Base::best_, Base::clipping, Base::checkpointing, Base::each_policy,
-      Base::loss_log_, Base::model_, Base::moved_, Base::optimizer_, Base::phase, Base::precision, Base::progress_,
-      Base::read_loss, Base::readings, Base::save_if_due, Base::stop_reason, Base::updating, Base::validated;
+  using Base::accumulation, Base::begun_, Base::clipping, Base::checkpointing, Base::each_policy, Base::model_,
+      Base::moved_, Base::optimizer_, Base::phase, Base::precision, Base::progress_, Base::read_loss, Base::readings,
+      Base::save_if_due, Base::stop_reason, Base::updating, Base::validated;
   using typename Base::Composed;
 
  public:
@@ -91,9 +88,12 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
   /// weights; it returns a number, a 0-dim tensor or Metrics. A `validate(interruption)` gets the interruption policy and
   /// may return early; what it returns then does not count.
   ///
+  /// A limit that falls on the last window of an epoch ends that epoch as well: it is checked, counted and saved. Steps made
+  /// by hand before count as steps and samples; an epoch that no fit() entered starts at its first batch.
+  ///
   /// When it returns, or throws, the model is in training mode and holds the best weights if the stopping policy restores
   /// them, else the averaged ones if there is an Averager; the next step goes on with those that were being trained. A run
-  /// that is over returns at once and warns; restart() begins a new one.
+  /// that is over returns at once, leaves the weights alone and warns; restart() begins a new one.
   template <class Batches, class Validate>
     requires(!std::same_as<std::remove_cvref_t<Validate>, FitOptions>)
   RunReport fit(Batches&& batches, Validate&& validate, FitOptions options = {}) {
@@ -127,30 +127,18 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
     if (!found) return false;
     progress_ = *found;
     this->place_.resumed();
+    this->note_saved();
     begun_ = moved_ = false;
     return true;
   }
-  /// Saves now, due or not; returns when the state is copied.
+  /// Saves now, due or not; returns when the state is copied. Throws inside a backward pass or an update (on_gradients).
   void save() {
     static_assert(!Base::template absent<Role::checkpointing>, "Trainer: save() has no CheckpointManager. Pass one.");
     this->save_now();
   }
 
   /// Begins a new run on the weights that the model holds: Progress and policies are as new. The optimizer keeps its state.
-  void restart() {
-    each_policy([](auto& policy) {
-      using Type = std::remove_cvref_t<decltype(policy)>;
-      static_assert(
-          !Stateful<Type> || requires { policy.reset(); },
-          "Trainer: restart() cannot renew a policy that has state. Give it `void reset()`.");
-      if constexpr (requires { policy.reset(); }) policy.reset();
-    });
-    progress_ = {};
-    loss_log_.reset();
-    best_.forget(), this->trained_.forget();
-    begun_ = moved_ = false;
-    if constexpr (Base::keeps_metrics) this->metrics_.reset();
-  }
+  void restart() { this->renew(); }
 
   /// The policy of that type.
   template <class Type>
@@ -182,14 +170,18 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
                   "Trainer: fit() cannot iterate over the batches. Pass a range (a container, `*data_loader`) or "
                   "Batches.");
     const auto started = std::chrono::steady_clock::now();
-    Base::template expect<Validate>(options);
-    StopReason reason = stop_reason(options);
+    StopReason reason = this->or_train_mode([&] {
+      Base::template expect<Validate>(options);
+      return stop_reason(options);
+    });
+    if (reason != StopReason::none) this->look_for_epoch_end(batches);
     const bool checks = detail::validates<Validate> && this->unchecked(reason);
-    if (!checks) this->say_if_over(reason);
+    if (!checks && !this->owes(reason)) this->say_if_over(reason);
     detail::and_always(
         [&] {
           if constexpr (iterable)
-            if (reason == StopReason::none || checks || moved_) reason = train(batches, validate, options);
+            if (reason == StopReason::none || checks || moved_ || this->owes(reason))
+              reason = train(batches, validate, options);
         },
         [&] { this->leave_best(); });
     read_loss();
@@ -199,12 +191,12 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
   }
 
   StopReason train(auto& batches, auto& validate, const FitOptions& options) {
-    if (!begun_) this->begin();
+    if (!begun_) this->or_train_mode([&] { return this->begin(), StopReason::none; });
     StopReason reason = stop_reason(options);
-    const bool over = reason != StopReason::none;  // all but its last check, or its last save
-    if (!over) reason = this->make_up(validate, options);
+    if (reason == StopReason::none || this->epoch_end_due(reason)) reason = this->make_up(validate, options);
+    if (this->epoch_end_due(reason)) reason = end_epoch(validate, options, reason);
     while (reason == StopReason::none) reason = epoch(batches, validate, options);
-    if (!over && reason != StopReason::preempted) flush();  // an interrupted window is saved with its gradients instead
+    if (reason != StopReason::preempted) flush();  // an interrupted window is saved with its gradients instead
     if (this->unchecked(reason)) reason = validated(validate) ? this->verdict_or(reason) : StopReason::preempted;
     if (moved_) this->save_now();
     this->wait_for_save();
@@ -213,37 +205,38 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
 
   StopReason epoch(auto& batches, auto& validate, const FitOptions& options) {
     detail::train_mode(model_);
+    const StopReason reason = micro_batches(batches, validate, options);
+    return this->epoch_end_due(reason) ? end_epoch(validate, options, reason) : reason;
+  }
+
+  // What the running epoch has left. Ends with the batches, or for the reason that it returns, or both.
+  StopReason micro_batches(auto& batches, auto& validate, const FitOptions& options) {
+    this->enter_epoch(batches);
     const Progress before = progress_;
-    StopReason reason = micro_batches(batches, validate, options);
-    if (reason != StopReason::none) return reason;
+    phase(Phase::data);
+    auto&& [range, consumed] = detail::rest_of_epoch(batches, progress_);
+    StopReason reason = StopReason::none;
+    for (auto at = this->first_of(range, consumed); at != range.end(); ++at, phase(Phase::data)) {
+      reason = this->after_window(step(*at), validate, options) ? stop_reason(options) : StopReason::preempted;
+      if (reason == StopReason::none) continue;
+      if (this->ends_epoch(batches, range, at)) break;
+      return reason;
+    }
+    if (reason == StopReason::none) this->expect_training_since(before);
+    this->stage_ = detail::EpochStage::through;
+    return reason;
+  }
+
+  StopReason end_epoch(auto& validate, const FitOptions& options, StopReason reason) {
     const bool last = progress_.epoch + 1 == options.epochs;
     if (last || !this->carries())
       if (!this->after_window(flush(), validate, options)) return StopReason::preempted;
-    this->expect_training_since(before);
-    if (options.validate_every_steps == 0 && !validated(validate)) return StopReason::preempted;
-    ++progress_.epoch;
-    progress_.micro_batch = 0;
-    this->moved();
-    read_loss();
+    if (this->check_due_at_epoch_end(options, reason) && !validated(validate)) return StopReason::preempted;
+    this->count_epoch();
     each_policy([&](auto& policy) { detail::call_on_epoch(policy, std::as_const(progress_), readings()); });
     save_if_due();  // last, so that patience, scale and rate are in the file
-    return stop_reason(options);
-  }
-
-  // What the running epoch has left.
-  StopReason micro_batches(auto& batches, auto& validate, const FitOptions& options) {
-    this->enter_epoch(batches);
-    phase(Phase::data);
-    auto&& [range, consumed] = detail::rest_of_epoch(batches, progress_);
-    for (auto at = this->first_of(range, consumed); at != range.end(); ++at, phase(Phase::data)) {
-      if (!this->after_window(step(*at), validate, options)) return StopReason::preempted;
-      if (const StopReason reason = stop_reason(options); reason != StopReason::none) return reason;
-    }
-    if (progress_.micro_batch == 0)
-      throw std::invalid_argument("Trainer: epoch " + std::to_string(progress_.epoch) +
-                                  " has no batches. Pass a range "
-                                  "that can be iterated once per epoch.");
-    return StopReason::none;
+    const StopReason now = stop_reason(options);
+    return now == StopReason::none ? reason : now;
   }
 };
 

@@ -80,6 +80,23 @@ TEST_CASE("the best weights come back bit for bit, batch norm's buffers included
   if (best + 1 < run.checks.seen.size()) CHECK_FALSE(same_bits(run.checks.seen[best], run.checks.seen.back()));
 }
 
+TEST_CASE("a fit() that finds a run over leaves weights alone that the user set since") {
+  Run run;
+  run.checks.metrics = {3, 1, 2, 4};
+  Trainer trainer{run.model, run.optimizer, MeanLoss{}, EarlyStopper({.patience = 9})};
+  trainer.fit(run.batches, run.checks, {.epochs = 4});
+  CHECK(same_bits(run.state(), run.checks.seen[1]));
+  {
+    const torch::NoGradGuard no_grad;
+    for (auto& parameter : run.model->parameters()) parameter.fill_(0.5);
+  }
+  const State set = run.state();
+  trainer.fit(run.batches, run.checks, {.epochs = 4});
+  CHECK(same_bits(run.state(), set));
+  CHECK(trainer.restore_best());
+  CHECK(same_bits(run.state(), run.checks.seen[1]));
+}
+
 TEST_CASE("without restore_best the last weights stay") {
   Run run;
   run.checks.metrics = {3, 1, 2, 1.5};

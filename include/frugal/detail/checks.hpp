@@ -125,16 +125,31 @@ class Checks : protected Endings<Model, Optimizer, Loss, Policies...> {
     this->begun_ = false;
     return true;
   }
+  // What ends a fit() before its first epoch leaves the model in training mode too.
+  StopReason or_train_mode(auto&& body) {
+    try {
+      const StopReason reason = body();
+      if (reason != StopReason::none) train_mode(model_);
+      return reason;
+    } catch (...) {
+      train_mode(model_);
+      throw;
+    }
+  }
   // What a run leaves in the model: the best weights, else the averaged ones, else the last ones. The next step, also that
   // of a resumed run, continues on the weights that were being trained.
   void leave_best() {
+    if (this->trained_.kept()) return;  // it has them since the run ended; what the user did to them since is his
     if (restored_best() || averaging().swapped() || !averaging().averaging()) return;
     averaging().swap(model_);
     this->begun_ = false;
   }
 
-  // A new epoch, or the rest of one that was interrupted.
+  // A new epoch, or the rest of one that was interrupted. Steps made by hand outside of fit() are in no epoch of these
+  // batches: it starts at its first one.
   void enter_epoch(const auto& batches) {
+    if (this->stage_ == EpochStage::outside) progress_.micro_batch = 0;
+    this->stage_ = EpochStage::entered;
     if (progress_.micro_batch == 0) return this->place_.enter(batches, this->accumulation().pending());
     if (!this->place_.reenter(batches, progress_, this->accumulation().pending())) return;
     this->accumulation().finish();  // the window starts again
@@ -157,6 +172,28 @@ class Checks : protected Endings<Model, Optimizer, Loss, Policies...> {
     throw std::invalid_argument(
         "Trainer: the batches end before the position of the checkpoint. Pass the same batches.");
   }
+  // Whether the batch at `at` was the last one. Batches that do not know are asked for the next one; what that draws leaves
+  // no trace, since it is drawn again when the run goes on.
+  template <class Batches>
+  bool ends_epoch(const Batches& batches, auto& range, auto& at) {
+    if constexpr (Fingerprinted<Batches>) return progress_.micro_batch == batches.size();
+    else {
+      const auto now = Base::Random::now();
+      const bool ends = !(++at != range.end());
+      if (!ends) now.restore();
+      return ends;
+    }
+  }
+  // What an exception in the last batch, or a checkpoint from there, leaves open in a run that is over: whether the epoch is.
+  template <class Batches>
+  void look_for_epoch_end(const Batches& batches) {
+    std::int64_t size = 0;
+    if constexpr (Fingerprinted<Batches>) size = batches.size();
+    else size = size_of(batches);
+    if (this->stage_ != EpochStage::entered || size == 0 || progress_.micro_batch != size) return;
+    enter_epoch(batches);  // they are the same ones, or it throws
+    if (progress_.micro_batch == size) this->stage_ = EpochStage::through;
+  }
   bool carries() {
     if constexpr (requires { this->accumulation().at_epoch_end(); })
       return this->accumulation().at_epoch_end() == AtEpochEnd::carry;
@@ -164,14 +201,30 @@ class Checks : protected Endings<Model, Optimizer, Loss, Policies...> {
   }
 
   void save_if_due() {
-    if (checkpointing().due(std::as_const(progress_))) save_now();
+    if (checkpointing().due(std::as_const(progress_)) || measured_since_save()) save_now();
+  }
+  // A file that was due before the check of its step does not know how good its weights are: it is written again.
+  bool measured_since_save() const {
+    if constexpr (absent<Role::checkpointing>) return false;
+    else return this->saving_.unmeasured >= 0 && this->saving_.unmeasured == progress_.metric_step;
+  }
+  void note_saved() {
+    if constexpr (!absent<Role::checkpointing>)
+      this->saving_.unmeasured = progress_.metric_step == progress_.step ? -1 : progress_.step;
   }
   void save_now() {
+    if constexpr (!absent<Role::checkpointing>)
+      if (this->saving_.midway)
+        throw std::invalid_argument(
+            "Trainer: save() inside a backward pass or an update, where nothing could go on from. Call it in on_step, "
+            "in "
+            "on_epoch or between steps.");
     if constexpr (!absent<Role::checkpointing> && Composed::template fits<Role::checkpointing>) {
       phase(Phase::save);
       this->read_loss();
       this->with_state(
           [&](auto&... state) { checkpointing().save(std::as_const(progress_), model_, optimizer_, state...); });
+      note_saved();
     }
     moved_ = false;
   }

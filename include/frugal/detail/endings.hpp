@@ -82,6 +82,19 @@ class Endings : protected Parts<Model, Optimizer, Loss, Policies...> {
       return false;
     return progress_.step > 0 && progress_.metric_step != progress_.step;
   }
+  // Whether the end of the epoch is worth a check of its own: once per weights, and not of those that nobody goes on with.
+  bool check_due_at_epoch_end(const FitOptions& options, StopReason reason) {
+    if (options.validate_every_steps > 0 || progress_.metric_step == progress_.step) return false;
+    return reason == StopReason::none || unchecked(reason);
+  }
+  // What an interruption or an exception took, and a run that is over still owes beside its last check and save.
+  bool owes(StopReason reason) {
+    return epoch_end_due(reason) || (reason != StopReason::preempted && this->accumulation().pending());
+  }
+  // The batches of the epoch are consumed.
+  bool epoch_end_due(StopReason reason) const {
+    return this->stage_ == EpochStage::through && reason != StopReason::preempted;
+  }
   // The last check may be the one that the stopping policy decides by.
   StopReason verdict_or(StopReason reason) {
     return stopping().reason() == StopReason::none ? reason : stopping().reason();
@@ -89,6 +102,9 @@ class Endings : protected Parts<Model, Optimizer, Loss, Policies...> {
 
   // Nothing in a whole epoch had weight, so nothing will in the next one.
   void expect_training_since(const Progress& before) {
+    if (progress_.micro_batch == 0)
+      throw std::invalid_argument("Trainer: epoch " + std::to_string(progress_.epoch) +
+                                  " has no batches. Pass a range that can be iterated once per epoch.");
     if (before.micro_batch > 0 || progress_.step > before.step || progress_.skipped > before.skipped ||
         this->accumulation().pending())
       return;

@@ -121,11 +121,34 @@ class Parts {
     }
   }
 
+  // As new, but for the weights and the optimizer.
+  void renew() {
+    each_policy([](auto& policy) {
+      using Type = std::remove_cvref_t<decltype(policy)>;
+      static_assert(
+          !Stateful<Type> || requires { policy.reset(); },
+          "Trainer: restart() cannot renew a policy that has state. Give it `void reset()`.");
+      if constexpr (requires { policy.reset(); }) policy.reset();
+    });
+    progress_ = {};
+    stage_ = EpochStage::outside;
+    loss_log_.reset();
+    best_.forget(), trained_.forget();
+    place_ = {};  // and the random numbers that a resume left there
+    saving_ = {};
+    begun_ = moved_ = false;
+    if constexpr (keeps_metrics) metrics_.reset();
+  }
+
   // What throws on the way drops the window: the next one starts without gradients, and its loss is its own.
   auto or_drop_window(auto&& body) {
     try {
-      return body();
+      if constexpr (!absent<Role::checkpointing>) saving_.midway = true;
+      const auto result = body();
+      if constexpr (!absent<Role::checkpointing>) saving_.midway = false;
+      return result;
     } catch (...) {
+      if constexpr (!absent<Role::checkpointing>) saving_.midway = false;
       optimizer_.zero_grad();
       accumulation().finish();
       loss_log_.drop();
@@ -144,6 +167,14 @@ class Parts {
   // There is something that is not saved.
   void moved() {
     if constexpr (!absent<Role::checkpointing>) moved_ = true;
+  }
+
+  void count_epoch() {
+    ++progress_.epoch;
+    progress_.micro_batch = 0;
+    stage_ = EpochStage::outside;
+    moved();
+    read_loss();
   }
 
   // An optimizer with a closure (LBFGS) evaluates the batch as often as it likes. The first evaluation happens outside, so
@@ -170,6 +201,7 @@ class Parts {
   StepResult closed(StepResult result) {
     loss_log_.close();
     place_.close(progress_);
+    moved();
     if (result == StepResult::skipped) {
       ++progress_.skipped;
       each_policy([&](auto& policy) { call_on_skip(policy, std::as_const(progress_), readings()); });
@@ -201,7 +233,7 @@ class Parts {
       if constexpr (Stateful<std::remove_cvref_t<decltype(policy)>>) return std::tie(policy);
       else return std::tuple<>{};
     };
-    RunMemory memory{loss_log_, best_, trained_, place_, accumulation().pending()};
+    RunMemory memory{loss_log_, best_, trained_, place_, stage_, accumulation().pending()};
     return std::apply([&](auto&... policy) { return call(memory, policy...); },
                       std::apply([&](auto&... policy) { return std::tuple_cat(stateful(policy)...); }, policies_));
   }
@@ -215,6 +247,13 @@ class Parts {
 
   using Random = typename RandomStateOf<typename Composed::template In<Role::checkpointing>>::type;
 
+  // What a save has to know of the steps.
+  struct Saving {
+    bool midway = false;           // in a backward pass or an update: gradients and books do not fit together
+    std::int64_t unmeasured = -1;  // the step that was saved before it had its check
+  };
+  struct NoSaving {};
+
   Model& model_;
   Optimizer& optimizer_;
   [[no_unique_address]] Loss loss_;
@@ -223,11 +262,13 @@ class Parts {
   mutable LossLog loss_log_;
   bool begun_ = false;
   bool moved_ = false;  // since the last save
+  EpochStage stage_ = EpochStage::outside;
   [[no_unique_address]] std::conditional_t<keeps_weights, KeptWeights<Kept>, NoWeights> best_;
   // What was being trained, while the model holds the best weights. Another type: two empty members of one type have a size.
   struct NoneTrained : NoWeights {};
   [[no_unique_address]] std::conditional_t<keeps_weights, KeptWeights<Kept>, NoneTrained> trained_;
   [[no_unique_address]] std::conditional_t<absent<Role::checkpointing>, NoPlace, Place<Random>> place_;
+  [[no_unique_address]] std::conditional_t<absent<Role::checkpointing>, NoSaving, Saving> saving_;
   [[no_unique_address]] std::conditional_t<keeps_metrics, std::optional<Metrics>, Nothing> metrics_;
 };
 
