@@ -31,8 +31,8 @@ class Checks : protected Endings<Model, Optimizer, Loss, Policies...> {
     else return std::invocable<Validate&, typename Composed::template In<Role::interruption>&>;
   }();
 
-  using Base::averaging, Base::best_, Base::checkpointing, Base::each_policy, Base::interruption, Base::model_,
-      Base::moved_, Base::optimizer_, Base::phase, Base::progress_, Base::schedule, Base::stopping;
+  using Base::averaging, Base::best_, Base::each_policy, Base::interruption, Base::model_, Base::moved_,
+      Base::optimizer_, Base::phase, Base::progress_, Base::save_if_due, Base::schedule, Base::stopping;
   using Base::Base;
 
   // One validation, in eval mode, without gradients, on the averaged weights if there are any. False: an interruption cut
@@ -198,45 +198,6 @@ class Checks : protected Endings<Model, Optimizer, Loss, Policies...> {
     if constexpr (requires { this->accumulation().at_epoch_end(); })
       return this->accumulation().at_epoch_end() == AtEpochEnd::carry;
     else return false;
-  }
-
-  void save_if_due() {
-    if (checkpointing().due(std::as_const(progress_)) || measured_since_save()) save_now();
-  }
-  // A file that was due before the check of its step does not know how good its weights are: it is written again.
-  bool measured_since_save() const {
-    if constexpr (absent<Role::checkpointing>) return false;
-    else return this->saving_.unmeasured >= 0 && this->saving_.unmeasured == progress_.metric_step;
-  }
-  void note_saved() {
-    if constexpr (!absent<Role::checkpointing>)
-      this->saving_.unmeasured = progress_.metric_step == progress_.step ? -1 : progress_.step;
-  }
-  void save_now() {
-    if constexpr (!absent<Role::checkpointing>)
-      if (this->saving_.midway)
-        throw std::invalid_argument(
-            "Trainer: save() inside a backward pass or an update, where nothing could go on from. Call it in on_step, "
-            "in "
-            "on_epoch or between steps.");
-    if constexpr (!absent<Role::checkpointing> && Composed::template fits<Role::checkpointing>) {
-      phase(Phase::save);
-      this->read_loss();
-      this->with_state(
-          [&](auto&... state) { checkpointing().save(std::as_const(progress_), model_, optimizer_, state...); });
-      note_saved();
-    }
-    moved_ = false;
-  }
-
-  // Nothing is in flight. What could not be written is still to be saved.
-  void wait_for_save() {
-    try {
-      checkpointing().wait();
-    } catch (...) {
-      this->moved();
-      throw;
-    }
   }
 
   // Validates and saves, if a window was finished and they are due. False: interrupted during the validation.

@@ -1,7 +1,7 @@
 #pragma once
 
 #include <frugal/detail/evaluation.hpp>
-#include <frugal/detail/parts.hpp>
+#include <frugal/detail/saves.hpp>
 #include <frugal/policy.hpp>
 #include <frugal/run.hpp>
 
@@ -16,8 +16,8 @@ namespace frugal::inline v0::detail {
 
 // When a run ends, why, and what is due until then.
 template <class Model, class Optimizer, class Loss, class... Policies>
-class Endings : protected Parts<Model, Optimizer, Loss, Policies...> {
-  using Base = Parts<Model, Optimizer, Loss, Policies...>;
+class Endings : protected Saves<Model, Optimizer, Loss, Policies...> {
+  using Base = Saves<Model, Optimizer, Loss, Policies...>;
 
  protected:
   template <Role R>
@@ -112,6 +112,25 @@ class Endings : protected Parts<Model, Optimizer, Loss, Policies...> {
                                 std::to_string(progress_.micro_batch) +
                                 " batches and none with a sample or token to train on. Look at the weights that the "
                                 "loss function or the batches give.");
+  }
+
+  // As new, but for the weights and the optimizer.
+  void renew() {
+    each_policy([](auto& policy) {
+      using Type = std::remove_cvref_t<decltype(policy)>;
+      static_assert(
+          !Stateful<Type> || requires { policy.reset(); },
+          "Trainer: restart() cannot renew a policy that has state. Give it `void reset()`.");
+      if constexpr (requires { policy.reset(); }) policy.reset();
+    });
+    progress_ = {};
+    this->stage_ = EpochStage::outside;
+    this->loss_log_.reset();
+    this->best_.forget(), this->trained_.forget();
+    this->place_ = {};  // and the random numbers that a resume left there
+    this->saving_ = {};
+    this->begun_ = this->moved_ = false;
+    if constexpr (Base::keeps_metrics) this->metrics_.reset();
   }
 };
 

@@ -121,25 +121,6 @@ class Parts {
     }
   }
 
-  // As new, but for the weights and the optimizer.
-  void renew() {
-    each_policy([](auto& policy) {
-      using Type = std::remove_cvref_t<decltype(policy)>;
-      static_assert(
-          !Stateful<Type> || requires { policy.reset(); },
-          "Trainer: restart() cannot renew a policy that has state. Give it `void reset()`.");
-      if constexpr (requires { policy.reset(); }) policy.reset();
-    });
-    progress_ = {};
-    stage_ = EpochStage::outside;
-    loss_log_.reset();
-    best_.forget(), trained_.forget();
-    place_ = {};  // and the random numbers that a resume left there
-    saving_ = {};
-    begun_ = moved_ = false;
-    if constexpr (keeps_metrics) metrics_.reset();
-  }
-
   // What throws on the way drops the window: the next one starts without gradients, and its loss is its own.
   auto or_drop_window(auto&& body) {
     try {
@@ -225,17 +206,6 @@ class Parts {
   // One device sync per window at most, and only when somebody asks.
   void read_loss() const {
     if (const auto loss = loss_log_.take()) progress_.loss = *loss;
-  }
-
-  // Calls call(memory, policies with state...).
-  auto with_state(auto&& call) {
-    const auto stateful = [](auto& policy) {
-      if constexpr (Stateful<std::remove_cvref_t<decltype(policy)>>) return std::tie(policy);
-      else return std::tuple<>{};
-    };
-    RunMemory memory{loss_log_, best_, trained_, place_, stage_, accumulation().pending()};
-    return std::apply([&](auto&... policy) { return call(memory, policy...); },
-                      std::apply([&](auto&... policy) { return std::tuple_cat(stateful(policy)...); }, policies_));
   }
 
   using Kept = Tensor<Model, Optimizer>;
