@@ -20,7 +20,7 @@ struct JobOptions {
   std::int64_t micro_batch = 0;  // 0: as many as fit
   std::optional<frugal::Precision> precision;
   torch::Device device = torch::kCPU;
-  int threads = 1;
+  int threads = 0;  // 0: as many as LibTorch takes, all cores
   std::uint64_t seed = 1;
   std::filesystem::path directory;
   bool smoke = false;
@@ -48,6 +48,10 @@ inline void parse(CLI::App& app, JobOptions& job, int argc, char** argv) {
       ->check(CLI::IsMember({"auto", "fp32", "tf32", "bf16", "fp16", "bit-exact"}))
       ->capture_default_str();
   app.add_option("--device", device, "cpu, cuda, cuda:1 ...; auto: cuda where there is one")->capture_default_str();
+  app.add_option("--threads", job.threads,
+                 "CPU threads; 0: all cores. Fewer are faster where other programs keep the cores busy")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
   app.add_option("--seed", job.seed, "the same seed gives the same result on the same machine")->capture_default_str();
   app.add_option("--directory", job.directory,
                  "where the run is kept, so that the same command continues it after Ctrl-C, SIGTERM or a crash; "
@@ -57,6 +61,7 @@ inline void parse(CLI::App& app, JobOptions& job, int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) { std::exit(app.exit(error)); }
 
+  if (job.threads > 0) torch::set_num_threads(job.threads);
   job.precision = precisions.at(precision);
   job.device = device != "auto" ? torch::Device(device) : torch::cuda::is_available() ? torch::kCUDA : torch::kCPU;
 }
