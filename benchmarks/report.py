@@ -839,8 +839,9 @@ def markdown_page(result):
 
 
 def readme_block(result):
-    """What README.md states: the rows of some chapters, and what they were measured on."""
-    chosen = [r for chapter in README_CHAPTERS for r in result.of(chapter)]
+    """What README.md states: the rows of some chapters that have a goal, all of the shortest ones, and what they were measured on."""
+    chosen = [r for chapter in README_CHAPTERS for r in result.of(chapter)
+              if real(r.get("goal")) is not None or chapter in ("checkpoint", "together")]
     rows = [[name_of(r), ratio_of(r), digits(r.get("goal")), VERDICTS[verdict(r)] if verdict(r) != "none" else NOTHING]
             for r in chosen if verdict(r) != "missing"]
     lines = []

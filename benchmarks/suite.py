@@ -28,6 +28,8 @@ import time
 import rows as table
 
 PAIRS = 20
+PATIENCE = 600   # seconds for an answer
+LONGEST = 4   # seconds that one step may take: 20 pairs of longer ones would take the time of all other rows
 BUSY = "not decided: others kept the machine busy during the pairs; measure this row again when it is idle"
 TICK = os.sysconf("SC_CLK_TCK")
 
@@ -39,8 +41,9 @@ class SubjectError(Exception):
 class Subject:
     """A process that holds one thing to be measured. Whatever it does wrong is a SubjectError, never the end of the suite."""
 
-    def __init__(self, command, environment, log, patience=600):
-        self.name, self.patience, self.unread = " ".join(os.path.basename(part) for part in command[:2]), patience, b""
+    def __init__(self, command, environment, log, patience=None):
+        self.name, self.unread = " ".join(os.path.basename(part) for part in command[:2]), b""
+        self.patience = self.usual_patience = patience or PATIENCE
         try:
             self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment)
         except OSError as error:
@@ -86,8 +89,9 @@ class Subject:
             raise SubjectError(f"{self.name} answered to {request} without {', '.join(missing)}")
         return answer
 
-    def ask(self, request, *keys):
-        """Its answer, which has these keys."""
+    def ask(self, request, *keys, patience=None):
+        """Its answer, which has these keys, within `patience` seconds."""
+        self.patience = patience or self.usual_patience
         try:
             self.process.stdin.write(request.encode() + b"\n")
             self.process.stdin.flush()
@@ -208,7 +212,7 @@ class Suite:
     @property
     def segment(self):
         """Seconds that one side of a pair works for."""
-        return self.options.segment or (0.05 if self.options.quick else 0.2)
+        return self.options.segment or (0.05 if self.options.quick else 0.1)
 
     def minutes(self):
         return (time.monotonic() - self.started) / 60
@@ -268,8 +272,10 @@ class Suite:
         if row.steps == 0:
             return
         theirs, own = self.scratch / "theirs.bin", self.scratch / "own.bin"
-        expected = baseline.ask(f"check {row.steps} {theirs}", "losses")["losses"]
-        losses = ours.ask(f"check {row.steps} {own}", "losses")["losses"]
+        losses = ours.ask(f"check {row.steps} {own}", "losses", patience=row.steps * LONGEST)["losses"]
+        compiles = row.baseline["label"] == "compile"   # which it does here
+        expected = baseline.ask(f"check {row.steps} {theirs}", "losses",
+                                patience=PATIENCE if compiles else row.steps * LONGEST)["losses"]
         record["weights_difference"] = ours.ask(f"compare {theirs}", "difference")["difference"]
         record["tolerance"] = row.tolerance_text()
         if losses and expected:
@@ -281,6 +287,8 @@ class Suite:
     def pairs(self, row, record, ours, baseline):
         """Pairs of seconds per unit of work, in turns ABBA."""
         times = {subject: self.warm_up(subject, row) for subject in (ours, baseline)}
+        if max(times.values()) > LONGEST:
+            raise SubjectError(f"not timed: once takes {max(times.values()):.1f} s, and {LONGEST} s are allowed")
         wanted = row.pairs or self.options.pairs
         # Both sides do the same number of steps, as many as the faster one does in a segment, and twice that fit into the time.
         count = max(1, min(row.longest or 10**9, round(self.segment / max(min(times.values()), 1e-9))))
