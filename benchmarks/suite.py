@@ -195,6 +195,14 @@ def is_met(ratio, high, goal):
     return ratio >= goal or high >= goal
 
 
+def empty_record(name, workload, precision, threads, unit, goal, note):
+    """A record with every key of the schema, and no measurement yet."""
+    return {"name": name, "workload": workload, "precision": precision, "threads": threads, "ours": None, "baseline": None,
+            "unit": unit, "ratio": None, "low": None, "high": None, "ceiling_fraction": None, "goal": goal, "met": None,
+            "ours_is": None, "baseline_is": None, "pairs": 0, "dropped": 0, "weights_difference": None, "loss": None,
+            "baseline_loss": None, "tolerance": None, "note": note, "rerun": f"bash cmake/dev.sh bench --only '^{name}$'"}
+
+
 # ---- a row -----------------------------------------------------------------------------------------------------------
 
 class Suite:
@@ -242,11 +250,7 @@ class Suite:
 
     def measure(self, row, threads):
         """One record."""
-        record = {"name": row.full_name(threads), "workload": row.workload, "precision": row.precision, "threads": threads,
-                  "ours": None, "baseline": None, "unit": row.unit, "ratio": None, "low": None, "high": None,
-                  "ceiling_fraction": None, "goal": row.goal_for(threads), "met": None, "ours_is": None, "baseline_is": None, "pairs": 0,
-                  "dropped": 0, "weights_difference": None, "loss": None, "baseline_loss": None, "tolerance": None,
-                  "note": row.missing, "rerun": f"bash cmake/dev.sh bench --only '^{row.full_name(threads)}$'"}
+        record = empty_record(row.full_name(threads), row.workload, row.precision, threads, row.unit, row.goal_for(threads), row.missing)
         if row.missing:
             return record
         folder = self.scratch / f"data-{len(self.records)}-{threads}"
@@ -471,12 +475,10 @@ class Suite:
         for name, unit, ours, ratio in (("prober/share", "1/sample", 1 / found["share"], found["share"]),
                                         ("prober/trials", "trials", found["trials"], table.BISECTION_TRIALS / found["trials"])):
             baseline = 1.0 if unit == "1/sample" else table.BISECTION_TRIALS
-            record = {"name": name, "workload": "hidden limits", "precision": "none", "threads": 1, "ours": ours, "baseline": baseline,
-                      "unit": unit, "ratio": ratio, "low": found["least_share"] if unit == "1/sample" else ratio, "high": ratio,
-                      "ceiling_fraction": None, "goal": None, "met": None, "ours_is": what,
-                      "baseline_is": "the true limit" if unit == "1/sample" else "bisection of 1 to 65536", "pairs": 0, "dropped": 0,
-                      "weights_difference": None, "loss": None, "baseline_loss": None, "tolerance": None, "note": "counted",
-                      "rerun": f"bash cmake/dev.sh bench --only '^{name}$'"}
+            record = empty_record(name, "hidden limits", "none", 1, unit, None, "counted")
+            record.update({"ours": ours, "baseline": baseline, "ratio": ratio, "low": found["least_share"] if unit == "1/sample" else ratio,
+                           "high": ratio, "ours_is": what,
+                           "baseline_is": "the true limit" if unit == "1/sample" else "bisection of 1 to 65536"})
             if re.search(self.options.only or "", name):
                 self.records.append(record)
                 self.say(record)
@@ -491,11 +493,10 @@ class Suite:
             if mine is None or theirs is None:
                 continue
             ratio = theirs / mine if mine else 1.0
-            self.records.append({"name": name, "workload": ours.split("/")[0], "precision": ours.split("/")[-1], "threads": 1,
-                                 "ours": mine, "baseline": theirs, "unit": f"{key}/step", "ratio": ratio, "low": ratio, "high": ratio,
-                                 "ceiling_fraction": None, "goal": goal, "met": is_met(ratio, ratio, goal), "ours_is": ours, "baseline_is": baseline,
-                                 "pairs": 0, "dropped": 0, "weights_difference": None, "loss": None, "baseline_loss": None,
-                                 "tolerance": None, "note": "counted", "rerun": f"bash cmake/dev.sh bench --only '^{name}$'"})
+            record = empty_record(name, ours.split("/")[0], ours.split("/")[-1], 1, f"{key}/step", goal, "counted")
+            record.update({"ours": mine, "baseline": theirs, "ratio": ratio, "low": ratio, "high": ratio,
+                           "met": is_met(ratio, ratio, goal), "ours_is": ours, "baseline_is": baseline})
+            self.records.append(record)
             self.say(self.records[-1])
 
     def measure_micro(self):
