@@ -204,7 +204,30 @@ TEST_CASE("Averager: takes a Module, a holder and a shared_ptr") {
   STATIC_REQUIRE(frugal::AveragingPolicy<Averager, NetImpl>);
 }
 
-TEST_CASE("Averager: one kernel per dtype and update, no read, and no frozen parameter") {
+TEST_CASE("Averager: in host memory it moves as LibTorch's lerp does, wherever and however tensors lie") {
+  torch::manual_seed(4);
+  frugal::detail::Lerp lerp;
+  for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16})
+    for (const double weight : {0.001, 0.4999, 0.5, 0.9, 1.0}) {
+      std::vector<at::Tensor> to, expected, from;
+      for (const std::int64_t size : {1, 3, 4, 5, 17, 100, 70000}) {
+        to.push_back(torch::randn({size}).to(dtype));
+        from.push_back(torch::randn({size + 1}).to(dtype).narrow(0, 1, size));  // not at the start of its memory
+      }
+      to.push_back(torch::randn({5, 7}).to(dtype).t()), from.push_back(torch::randn({5, 7}).to(dtype).t());
+      for (const bool side_by_side : {true, false}) {
+        if (!side_by_side)
+          to.push_back(torch::randn({5, 7}).to(dtype).t()), from.push_back(torch::randn({7, 5}).to(dtype));
+        expected.clear();
+        for (const auto& tensor : to) expected.push_back(tensor.clone());
+        at::_foreach_lerp_(expected, from, weight);
+        lerp(to, from, weight);
+        for (std::size_t i = 0; i < to.size(); ++i) CHECK(to[i].allclose(expected[i], 1e-6, 1e-7));
+      }
+    }
+}
+
+TEST_CASE("Averager: no operator for float on a CPU, one kernel for another dtype, no read, and no frozen parameter") {
   Net model;
   model->second->to(at::kBFloat16);
   model->first->weight.requires_grad_(false);
@@ -213,7 +236,7 @@ TEST_CASE("Averager: one kernel per dtype and update, no read, and no frozen par
   {
     const Operators operators;
     averager.update(model);
-    CHECK(operators["aten::_foreach_lerp_"] == 1);  // float32
+    CHECK(operators["aten::_foreach_lerp_"] == 0);  // float32
     CHECK(operators["aten::_foreach_mul_"] == 1);   // bfloat16
     CHECK(operators["aten::_foreach_add_"] == 1);
     CHECK(operators.reads() == 0);

@@ -1,12 +1,12 @@
 #pragma once
 
+#include <frugal/detail/channels_last.hpp>
 #include <frugal/detail/device_copy.hpp>
 #include <frugal/detail/epoch_range.hpp>
 #include <frugal/detail/sample_order.hpp>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/index_select.h>
 #include <c10/core/Device.h>
 #include <c10/util/Exception.h>
 
@@ -49,16 +49,8 @@ struct FromTensors {
   at::Tensor inputs, targets;
 
   Batch operator()(const at::Tensor& order, Partition::Part part, at::Device device) const {
-    return {pick(inputs, order, part, device), pick(targets, order, part, device)};
-  }
-  static at::Tensor pick(const at::Tensor& all, const at::Tensor& order, Partition::Part part, at::Device device) {
-    if (!order.defined()) return all.narrow(0, part.first, part.count);
-    const at::Tensor index = order.narrow(0, part.first, part.count).to(all.device());
-    if (!has_copy_engine(device) || !all.device().is_cpu()) return all.index_select(0, index);
-    auto shape = all.sizes().vec();
-    shape[0] = part.count;
-    at::Tensor pinned = at::empty(shape, all.options().pinned_memory(true));  // gathered where the device can fetch it
-    return at::index_select_out(pinned, all, 0, index);
+    return {gather(inputs, order, part.first, part.count, device),
+            gather(targets, order, part.first, part.count, device)};
   }
 };
 
@@ -120,8 +112,15 @@ class BatchSource {
         return fetched(fetch_, order.narrow(0, part.first, part.count).clone(),
                        seed_of(options_.seed, epoch, part.first));
     }();
+    if (channels_last_) order_channels_last(batch);
     if (has_copy_engine(options_.device)) pin(batch);
     return batch;
+  }
+
+  // Tensors once, so that gathering keeps the order; what is fetched, batch by batch.
+  void to_channels_last() {
+    if constexpr (draws_ahead) order_channels_last(fetch_);
+    else channels_last_ = true;
   }
 
   std::int64_t size() const { return partition_.size(); }
@@ -139,6 +138,7 @@ class BatchSource {
   Fetch fetch_;
   BatchesOptions options_;
   Partition partition_{};
+  bool channels_last_ = false;
 };
 
 }  // namespace detail
@@ -156,9 +156,10 @@ class BatchSource {
 /// An effective batch is cut into micro-batches whose sizes differ by at most one sample, and so is the shorter one at
 /// the end of an epoch: with `GradAccumulator(batches.steps())` no window spans two effective batches.
 ///
-/// *Tensors.* Shuffled batches are copies, sequential ones views of the data: do not change those in place. Where the
-/// device is not the CPU, the next batch is on its way while one is used; on CUDA from pinned memory and on a stream of
-/// its own (not yet run on a GPU). Data that fits on the device is best put there once.
+/// *Tensors.* Shuffled batches are copies, sequential ones views of the data: do not change those in place. Images in
+/// channels-last order stay so (channels_last.hpp). Where the device is not the CPU, the next batch is on its way while
+/// one is used; on CUDA from pinned memory and on a stream of its own (not yet run on a GPU). Data that fits on the
+/// device is best put there once.
 ///
 /// *Fetch.* `fetch(at::Tensor indices)` gets int64 indices on the CPU and returns the batch: a Batch, a tensor, a
 /// struct of your own. Tensors in pairs, tuples, ranges, optionals, Example<> and Batch go to the device, parts with
@@ -213,6 +214,10 @@ class Batches {
   std::int64_t micro_batch() const { return source_->options().micro_batch; }
   /// Micro-batches in a whole effective batch; effective batch k starts at micro-batch `k * steps()`.
   std::int64_t steps() const { return source_->partition().steps(); }
+
+  /// Images and volumes of this object and its copies come in channels-last order from now on; the fingerprint stays.
+  /// The function of that name (channels_last.hpp) calls this. Not while a loop over them runs.
+  void to_channels_last() { source_->to_channels_last(); }
 
   /// Which sample belongs to which effective batch: equal fingerprints, equal epochs. micro_batch() is not in it, so
   /// that a run can go on with smaller micro-batches at the start of any effective batch.

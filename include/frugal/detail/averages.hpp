@@ -1,9 +1,11 @@
 #pragma once
 
+#include <frugal/detail/lerp.hpp>
+
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_foreach_add.h>
-#include <ATen/ops/_foreach_lerp.h>
 #include <ATen/ops/_foreach_mul.h>
+#include <ATen/ops/empty_like.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
@@ -50,7 +52,7 @@ class Averages {
     const c10::NoGradGuard off;
     for (Kind& kind : kinds_) {
       if (kind.same_dtype) {
-        at::_foreach_lerp_(kind.averages, kind.parameters, weight);
+        lerp_(kind.averages, kind.parameters, weight);
       } else {
         at::_foreach_mul_(kind.averages, 1.0 - weight);
         at::_foreach_add_(kind.averages, kind.parameters, weight);
@@ -194,8 +196,9 @@ class Averages {
     }
   }
 
-  // Starts the average of a parameter that is trained from now on, and follows it to its device. True: something
-  // changed.
+  // Starts the average of a parameter that is trained from now on, and follows it to its device and into its order in
+  // memory: kernels round differently where orders differ, and what comes from a checkpoint lies in the plain one. True:
+  // something changed.
   static bool catch_up(Entry& entry) {
     const at::Tensor& parameter = entry.parameter;
     if (!entry.average.defined()) {
@@ -203,9 +206,12 @@ class Averages {
       entry.average = parameter.detach().to(average_dtype(parameter), /*non_blocking=*/false, /*copy=*/true);
       return true;
     }
-    if (entry.average.device() == parameter.device()) return false;
-    entry.average = entry.average.to(parameter.device());
-    if (entry.weights.defined()) entry.weights = entry.weights.to(parameter.device());
+    const bool ordered = !parameter.is_non_overlapping_and_dense() || entry.average.strides() == parameter.strides();
+    if (ordered && entry.average.device() == parameter.device()) return false;
+    const auto follow = [&](at::Tensor& own) {
+      if (own.defined()) own = at::empty_like(parameter.detach(), at::TensorOptions(own.scalar_type())).copy_(own);
+    };
+    follow(entry.average), follow(entry.weights);
     return true;
   }
 
@@ -227,6 +233,7 @@ class Averages {
   const void* module_ = nullptr;
   std::vector<Entry> entries_;
   std::vector<Kind> kinds_;
+  Lerp lerp_;
   bool swapped_ = false;
 };
 
