@@ -1,6 +1,8 @@
 #pragma once
 
 #include <frugal/detail/fused_groups.hpp>
+#include <frugal/detail/gradients.hpp>
+#include <frugal/detail/pending.hpp>
 #include <frugal/policy.hpp>
 
 #include <torch/optim/optimizer.h>
@@ -33,9 +35,14 @@
 /// memory that overlaps itself or has gaps; parameters that share memory (listed twice, views); devices other than CPU
 /// and CUDA. Any other optimizer, and a class derived from one of these four, is stepped by its own step().
 ///
+/// In update() and in a Trainer, where no policy watches gradients and the clipping policy, if there is one, is GradClip, the
+/// kernels also divide by the loss scale, normalise the window and clip: gradients are read once for their norm and once by
+/// the step. They differ from those of passes one after the other by rounding, where a factor is no power of two.
+///
 /// Costs: a steady step allocates nothing besides what the kernels allocate, reads nothing back from a device and holds
-/// no gradient after it. On CUDA, tensors whose strides differ in dimensions of size 1 only cost a few small
-/// allocations. Device code not yet run on a GPU.
+/// no gradient after it. With several threads on a CPU, small tensors are dealt out to them instead of being cut up. On CUDA,
+/// tensors whose strides differ in dimensions of size 1 only cost a few small allocations; on a CPU, gradients that are not
+/// contiguous cost one each. Device code not yet run on a GPU.
 namespace frugal::inline v0 {
 
 /// Who steps the optimizers that FusedStep knows.
@@ -57,20 +64,14 @@ class FusedStep {
   /// when the step is not skipped. An optimizer that needs a closure (LBFGS) does not compile.
   template <class Optimizer>
   void step(Optimizer& optimizer) {
-    constexpr bool steps_alone = requires { optimizer.step(); };
-    static_assert(steps_alone,
-                  "FusedStep: an optimizer that needs a closure (LBFGS) has no fused kernel. Call its "
-                  "step(closure) yourself, or use AdamW.");
-    if constexpr (std::derived_from<Optimizer, torch::optim::Optimizer> && steps_alone) {
-      whole_ = nullptr;
-      if (options_.stepping == Stepping::fused && groups_.step(optimizer)) return;
-    }
-    if constexpr (steps_alone) {
-      whole_ = options_.stepping == Stepping::plain
-                   ? "torch::optim for all groups: switched off"
-                   : "torch::optim for all groups: the class of this optimizer has no fused kernel";
-      optimizer.step();
-    }
+    run(optimizer, detail::PendingScale());
+  }
+  /// The same with gradients that must still be multiplied, which the kernels do on the way; what update() and the Trainer
+  /// call when nobody looks at gradients. Afterwards they are multiplied.
+  template <std::derived_from<torch::optim::Optimizer> Optimizer>
+    requires requires(Optimizer& steps) { steps.step(); }
+  void step(Optimizer& optimizer, const detail::PendingScale& pending) {
+    run(optimizer, pending);
   }
 
   /// How the last step was made, in one sentence: "fused kernels", or who fell back and why. Groups count from 0.
@@ -84,8 +85,28 @@ class FusedStep {
   }
 
  private:
+  template <class Optimizer>
+  void run(Optimizer& optimizer, const detail::PendingScale& pending) {
+    constexpr bool steps_alone = requires { optimizer.step(); };
+    static_assert(steps_alone,
+                  "FusedStep: an optimizer that needs a closure (LBFGS) has no fused kernel. Call its "
+                  "step(closure) yourself, or use AdamW.");
+    if constexpr (std::derived_from<Optimizer, torch::optim::Optimizer> && steps_alone) {
+      whole_ = nullptr;
+      if (options_.stepping == Stepping::fused && groups_.step(optimizer, pending)) return;
+      pending.settle(optimizer, gradients_);
+    }
+    if constexpr (steps_alone) {
+      whole_ = options_.stepping == Stepping::plain
+                   ? "torch::optim for all groups: switched off"
+                   : "torch::optim for all groups: the class of this optimizer has no fused kernel";
+      optimizer.step();
+    }
+  }
+
   FusedStepOptions options_;
   detail::FusedGroups groups_;
+  detail::Gradients gradients_;
   const char* whole_ = "no step yet";  // why torch::optim steps everything
 };
 

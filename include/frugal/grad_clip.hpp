@@ -1,27 +1,23 @@
 #pragma once
 
+#include <frugal/detail/gradient_norm.hpp>
 #include <frugal/detail/gradients.hpp>
+#include <frugal/detail/pending.hpp>
 #include <frugal/policy.hpp>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_foreach_clamp_max.h>
 #include <ATen/ops/_foreach_clamp_min.h>
-#include <ATen/ops/_foreach_mul.h>
-#include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/isfinite.h>
-#include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/scalar_tensor.h>
-#include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
-#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
-#include <c10/core/Scalar.h>
 #include <c10/util/Exception.h>
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
-#include <utility>
+#include <optional>
+#include <type_traits>
 #include <vector>
 
 /// Gradient clipping, by the joint norm or by value, that never waits for a device.
@@ -36,22 +32,19 @@
 /// into NaN or 0. Here a window with any inf or NaN is left exactly as it is, in both modes, for the loss scaler or you
 /// to see.
 ///
-/// Gradients may be on several devices, of several dtypes, sparse (their values count) and missing. Norms of float16
-/// and bfloat16 gradients are taken in float32; a joint norm beyond float32's range counts as not finite. Call it with
-/// unscaled gradients: after AmpPolicy::unscale. `infinity` switches it off: no pass, no allocation.
+/// Gradients may be on several devices, of several dtypes, sparse (their values count) and missing. On a CPU the norm of
+/// float and double gradients is right whenever it is a double; norms of float16 and bfloat16 gradients and all norms on an
+/// accelerator are taken in float32, where one beyond its range counts as not finite. Call it with unscaled gradients:
+/// after AmpPolicy::unscale. `infinity` switches it off: no pass, no allocation.
 ///
 /// Costs, by norm: one reading pass, and one writing pass that a CPU leaves out when nothing has to be clipped. By
-/// value: the same two passes; on an accelerator the second is one kernel per tensor. Nothing is read back from a
-/// device, unless gradients are on an accelerator and on the CPU at once. Device code not yet run on a GPU.
+/// value: the same two passes; on an accelerator the second is one kernel per tensor. With FusedStep, in update() or in a
+/// Trainer without a policy that watches gradients, clipping by norm never writes: the step multiplies. On a CPU the reading
+/// pass over float and double gradients calls no operator and allocates nothing. Nothing is read back from a device, unless
+/// gradients are on an accelerator and on the CPU at once. Device code not yet run on a GPU.
 namespace frugal::inline v0 {
 
 namespace detail {
-
-// A 0-dim tensor in host memory: a load, neither an operator nor a device read.
-inline double host_value(const at::Tensor& scalar) {
-  return scalar.scalar_type() == at::kDouble ? *scalar.const_data_ptr<double>()
-                                             : static_cast<double>(*scalar.const_data_ptr<float>());
-}
 
 // What the gradients are multiplied by, computed where the norm is; 1 when it is not finite.
 inline at::Tensor clip_coefficient(const at::Tensor& norm, double max_norm) {
@@ -73,6 +66,7 @@ inline void clamp_if_finite(std::vector<at::Tensor>& gradients, const at::Tensor
 class GradClip {
  public:
   static constexpr Role role = Role::clipping;
+  using Defers = GradClip;  // detail/slots.hpp
 
   /// By the joint 2-norm of all gradients. Positive; infinity: off.
   explicit GradClip(double max_norm) : GradClip(By::norm, max_norm) {}
@@ -82,12 +76,12 @@ class GradClip {
   /// Clips the gradients of `optimizer`, anything with param_groups(), in place. Once per window, before the step.
   void clip(auto& optimizer);
 
-  /// The joint norm before the last clip(), one device sync. NaN before the first clip(), by value, and when switched
-  /// off; 0 when there was no gradient.
-  double norm() const { return norm_.defined() ? norm_.item<double>() : std::numeric_limits<double>::quiet_NaN(); }
-  /// `norm`: one device sync, when somebody looks.
+  /// The joint norm before the last clip(), one device sync if gradients are on a device. NaN before the first clip(), by
+  /// value, and when switched off; 0 when there was no gradient.
+  double norm() const { return norm_ ? norm_->read() : std::numeric_limits<double>::quiet_NaN(); }
+  /// `norm`: read when somebody looks.
   void readings(auto& out) const {
-    if (norm_.defined()) out.write("norm", norm());
+    if (norm_) out.write("norm", norm());
   }
 
  private:
@@ -98,15 +92,21 @@ class GradClip {
                 ". It must be positive; infinity switches clipping off.");
   }
 
-  at::Tensor joint_norm(auto& optimizer, const at::Scalar& order);
   void clip_norm(auto& optimizer);
   void clip_values(auto& optimizer);
+  detail::GradientSize measure(auto& optimizer, detail::Norm norm);
+  // What the gradients are still to be multiplied by.
+  static double pending_factor(auto& optimizer) {
+    if constexpr (detail::Deferring<std::remove_reference_t<decltype(optimizer)>>)
+      return std::abs(optimizer.pending.factor);
+    else return 1.0;
+  }
 
   By by_;
   double bound_;
-  at::Tensor norm_;
+  std::optional<detail::GradientSize> norm_;
   detail::Gradients gradients_;
-  std::vector<at::Tensor> norms_;
+  detail::GradientNorm measured_;
 };
 
 void GradClip::clip(auto& optimizer) {
@@ -115,51 +115,45 @@ void GradClip::clip(auto& optimizer) {
   by_ == By::norm ? clip_norm(optimizer) : clip_values(optimizer);
 }
 
+// One reading pass. A precision policy that looks for overflow later finds what it saw.
+detail::GradientSize GradClip::measure(auto& optimizer, detail::Norm norm) {
+  detail::GradientSize size = measured_.of(optimizer, gradients_, norm);
+  if constexpr (requires { optimizer.pending.size; }) optimizer.pending.size = size;
+  return size;
+}
+
 void GradClip::clip_norm(auto& optimizer) {
-  norm_ = joint_norm(optimizer, 2);
-  if (!norm_.defined()) {
-    norm_ = at::zeros({}, at::kFloat);
-  } else if (norm_.is_cpu()) {
-    const double coefficient = bound_ / (detail::host_value(norm_) + 1e-6);
+  constexpr bool later = detail::Deferring<std::remove_reference_t<decltype(optimizer)>>;
+  detail::GradientSize norm = measure(optimizer, detail::Norm::two);
+  const double factor = pending_factor(optimizer);
+  if (!norm.device.defined()) {
+    norm.host *= factor;
+    norm_ = norm;
+    const double coefficient = bound_ / (norm.host + 1e-6);
     if (!(coefficient > 0.0 && coefficient < 1.0)) return;  // short enough, inf or NaN
-    gradients_.each_kind(optimizer, [&](std::vector<at::Tensor>& list) { at::_foreach_mul_(list, coefficient); });
+    if constexpr (later) optimizer.pending.factor *= coefficient;
+    else detail::PendingScale{.factor = coefficient}.settle(optimizer, gradients_);
   } else {
-    const at::Tensor coefficient = detail::clip_coefficient(norm_, bound_);
-    gradients_.each_kind(optimizer, [&](std::vector<at::Tensor>& list) {
-      at::_foreach_mul_(list, coefficient.to(list[0].device(), /*non_blocking=*/true));
-    });
+    if (factor != 1.0) norm.device = norm.device.mul(factor);
+    norm_ = norm;
+    const at::Tensor coefficient = detail::clip_coefficient(norm.device, bound_);
+    if constexpr (later) optimizer.pending.coefficient = coefficient;
+    else detail::PendingScale{.coefficient = coefficient}.settle(optimizer, gradients_);
   }
 }
 
 void GradClip::clip_values(auto& optimizer) {
-  const at::Tensor largest = joint_norm(optimizer, std::numeric_limits<double>::infinity());
-  if (!largest.defined()) return;
-  if (largest.is_cpu()) {
-    const double value = detail::host_value(largest);
-    if (!std::isfinite(value) || value <= bound_) return;
-    gradients_.each_kind(optimizer, [&](std::vector<at::Tensor>& list) {
-      at::_foreach_clamp_max_(list, bound_);
-      at::_foreach_clamp_min_(list, -bound_);
-    });
-  } else {
+  const detail::GradientSize largest = measure(optimizer, detail::Norm::largest);
+  const double limit = bound_ / pending_factor(optimizer);  // of the gradients as they are
+  if (largest.device.defined()) {
     gradients_.each_kind(optimizer,
-                         [&](std::vector<at::Tensor>& list) { detail::clamp_if_finite(list, largest, bound_); });
+                         [&](std::vector<at::Tensor>& list) { detail::clamp_if_finite(list, largest.device, limit); });
+  } else if (std::isfinite(largest.host) && largest.host > limit) {
+    gradients_.each_kind(optimizer, [&](std::vector<at::Tensor>& list) {
+      at::_foreach_clamp_max_(list, limit);
+      at::_foreach_clamp_min_(list, -limit);
+    });
   }
-}
-
-// The norm of all gradients as a 0-dim tensor, on an accelerator if there is one; undefined without gradients.
-at::Tensor GradClip::joint_norm(auto& optimizer, const at::Scalar& order) {
-  norms_.clear();
-  gradients_.each_kind(optimizer, [&](std::vector<at::Tensor>& list) {
-    const at::ScalarType dtype = list[0].scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-    norms_.push_back(at::linalg_vector_norm(at::stack(at::_foreach_norm(list, order, dtype)), order));
-  });
-  if (norms_.empty()) return {};
-  if (norms_.size() == 1) return std::move(norms_.front());
-  const auto accelerated = std::ranges::find_if(norms_, [](const at::Tensor& norm) { return !norm.is_cpu(); });
-  const at::Device home = (accelerated == norms_.end() ? norms_.front() : *accelerated).device();
-  for (at::Tensor& norm : norms_) norm = norm.to(home, at::kFloat, /*non_blocking=*/true);
-  return at::linalg_vector_norm(at::stack(norms_), order);
 }
 
 }  // namespace frugal::inline v0

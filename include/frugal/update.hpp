@@ -36,11 +36,16 @@ struct Middle {
   static constexpr bool sound = fit && unique;
 };
 
-// The order of an update. `watch` sees the unscaled gradients before they are clipped.
-template <class Optimizer>
-StepResult update_window(Optimizer& optimizer, auto& precision, auto& accumulation, auto& clipping, auto& update,
-                         auto&& watch) {
-  SteppedBy<Optimizer, std::remove_reference_t<decltype(update)>> stepped{optimizer, update};
+// The order of an update. `watch` sees the unscaled gradients before they are clipped. An empty one has nobody to tell: the
+// gradients may then stay scaled until the step, which saves the passes over them that only multiply.
+template <class Optimizer, class Precision, class Clipping, class Update, class Watch>
+StepResult update_window(Optimizer& optimizer, Precision& precision, auto& accumulation, Clipping& clipping,
+                         Update& update, const Watch& watch) {
+  constexpr bool later = steps_later<Optimizer, Precision, Clipping, Update, Watch>;
+  auto stepped = [&] {
+    if constexpr (later) return SteppedLater<Optimizer, Update>{{optimizer, update}};
+    else return SteppedBy<Optimizer, Update>{optimizer, update};
+  }();
   bool applied = false;
   const auto finish = [&] {
     optimizer.zero_grad();  // at once: the memory is free before the next forward
@@ -49,7 +54,8 @@ StepResult update_window(Optimizer& optimizer, auto& precision, auto& accumulati
   try {
     precision.unscale(stepped, accumulation.factor());
     watch();
-    clipping.clip(optimizer);
+    if constexpr (later) clipping.clip(stepped);
+    else clipping.clip(optimizer);
     applied = precision.step(stepped);
   } catch (...) {  // the window is lost, not half done: the next one starts without gradients
     if constexpr (requires { precision.abandon(stepped); }) precision.abandon(stepped);

@@ -1,9 +1,13 @@
 #pragma once
 
+#include <frugal/detail/fused_call.hpp>
 #include <frugal/detail/fused_kernels.hpp>
 #include <frugal/detail/fused_layout.hpp>
+#include <frugal/detail/gradients.hpp>
+#include <frugal/detail/pending.hpp>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/Parallel.h>
 #include <c10/core/GradMode.h>
 #include <torch/optim/optimizer.h>
 
@@ -22,13 +26,13 @@ class FusedGroups {
  public:
   // False, and nothing happened: the class of the optimizer is not one of the four. The dynamic type decides, since the
   // static one may be the base class; a derived class does not count, since it may step in its own way.
-  bool step(torch::optim::Optimizer& optimizer) {
+  bool step(torch::optim::Optimizer& optimizer, const PendingScale& pending) {
     namespace optim = torch::optim;
     const auto& type = typeid(optimizer);
-    if (type == typeid(optim::AdamW)) step_groups<FusedKernel<optim::AdamW>>(optimizer);
-    else if (type == typeid(optim::Adam)) step_groups<FusedKernel<optim::Adam>>(optimizer);
-    else if (type == typeid(optim::SGD)) step_groups<FusedKernel<optim::SGD>>(optimizer);
-    else if (type == typeid(optim::Adagrad)) step_groups<FusedKernel<optim::Adagrad>>(optimizer);
+    if (type == typeid(optim::AdamW)) step_groups<FusedKernel<optim::AdamW>>(optimizer, pending);
+    else if (type == typeid(optim::Adam)) step_groups<FusedKernel<optim::Adam>>(optimizer, pending);
+    else if (type == typeid(optim::SGD)) step_groups<FusedKernel<optim::SGD>>(optimizer, pending);
+    else if (type == typeid(optim::Adagrad)) step_groups<FusedKernel<optim::Adagrad>>(optimizer, pending);
     else return false;
     return true;
   }
@@ -39,7 +43,7 @@ class FusedGroups {
   using Groups = std::vector<torch::optim::OptimizerParamGroup>;
 
   struct Entry {
-    const at::Tensor* parameter;
+    const at::Tensor *parameter, *gradient;
     torch::optim::OptimizerParamState* state;  // null before the first step
   };
 
@@ -66,27 +70,42 @@ class FusedGroups {
     ~Emptied() {
       fused.entries_.clear();
       for (auto& call : fused.calls_) call.clear();
+      fused.rows_.clear();
     }
   };
 
   // In the order of the groups, as torch::optim does: a parameter may be in two.
   template <class Kernel>
-  void step_groups(torch::optim::Optimizer& optimizer) {
+  void step_groups(torch::optim::Optimizer& optimizer, const PendingScale& pending) {
     const c10::NoGradGuard no_grad;
     Groups& groups = optimizer.param_groups();
     refusals_.assign(groups.size(), nullptr);
     shared_.resize(groups.size());
+    const bool settled = !pending.settled() && in_two(groups);
+    if (settled) pending.settle(optimizer, gradients_);
+    const PendingScale none, &left = settled ? none : pending;
     for (std::size_t i = 0; i < groups.size(); ++i) {
       const Emptied emptied{*this};
       refusals_[i] = look_at<Kernel>(optimizer, groups[i], shared_[i]);
-      if (!refusals_[i]) step_fused<Kernel>(optimizer, static_cast<typename Kernel::Options&>(groups[i].options()));
-      else step_plain(optimizer, groups, i);
+      if (!refusals_[i])
+        step_fused<Kernel>(optimizer, static_cast<typename Kernel::Options&>(groups[i].options()), left);
+      else step_plain(optimizer, groups, i, left);
     }
   }
 
-  void step_plain(torch::optim::Optimizer& optimizer, Groups& groups, std::size_t index) {
+  void step_plain(torch::optim::Optimizer& optimizer, Groups& groups, std::size_t index, const PendingScale& pending) {
     const OnlyGroup only(groups, one_group_, index);
+    pending.settle(optimizer, gradients_);
     optimizer.step();
+  }
+
+  // Whether a parameter is in two groups: the step of one would multiply the gradients of the other.
+  bool in_two(const Groups& groups) {
+    if (groups.size() < 2) return false;
+    listed_.begin();
+    for (const auto& group : groups)
+      for (const at::Tensor& parameter : group.params()) listed_.see(parameter.unsafeGetTensorImpl(), 1);
+    return listed_.found();
   }
 
   // Lists the parameters that have gradients. Says why the group cannot be stepped by kernels; changes nothing.
@@ -96,83 +115,102 @@ class FusedGroups {
     const torch::optim::OptimizerOptions& given = group.options();
     if (typeid(given) != typeid(typename Kernel::Options)) return "its options are of another class";
     const auto& options = static_cast<const typename Kernel::Options&>(given);
+    const auto& states = optimizer.state();
     shared.begin();
+    complete_ = true;
     for (const at::Tensor& parameter : group.params()) {
-      const at::Tensor& gradient = parameter.grad();
+      const at::Tensor& gradient = parameter.unsafeGetTensorImpl()->grad();
       if (!gradient.defined()) continue;
       if (const char* why = refusal(parameter, gradient)) return why;
       if (const char* why = Kernel::refusal(options, parameter)) return why;
-      const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
-      auto* const state = found == optimizer.state().end() ? nullptr : found->second.get();
+      const auto found = states.find(parameter.unsafeGetTensorImpl());
+      auto* const state = found == states.end() ? nullptr : found->second.get();
       const char* bad_state = nullptr;
       if (state)
         Kernel::each(options, static_cast<typename Kernel::State&>(*state), [&](const at::Tensor& tensor) {
-          if (!bad_state) bad_state = state_refusal(parameter, tensor);
+          if (!tensor.defined()) complete_ = false;
+          else if (!bad_state) bad_state = state_refusal(parameter, tensor);
         });
+      else if (Kernel::keeps_state(options)) complete_ = false;
       if (bad_state) return bad_state;
-      if (parameter.numel() > 0) shared.see(parameter);
-      entries_.push_back({&parameter, state});
+      if (parameter.numel() > 0) shared.see(parameter.const_data_ptr(), parameter.nbytes());
+      entries_.push_back({&parameter, &gradient, state});
     }
     return shared.found() ? "two of its parameters share memory" : nullptr;
   }
 
   // Steps what look_at() listed. The counters move when the kernels have been called, not before.
   template <class Kernel>
-  void step_fused(torch::optim::Optimizer& optimizer, const typename Kernel::Options& options) {
+  void step_fused(torch::optim::Optimizer& optimizer, const typename Kernel::Options& options,
+                  const PendingScale& pending) {
     using ParamState = typename Kernel::State;
+    const bool deals = at::get_num_threads() > 1;
     for (Entry& entry : entries_) {
       const std::int64_t due = Kernel::due(options, static_cast<const ParamState*>(entry.state));
-      if (!entry.state && Kernel::keeps_state(options)) {
-        auto& slot = optimizer.state()[entry.parameter->unsafeGetTensorImpl()];
-        entry.state = (slot = std::make_unique<ParamState>()).get();
-      }
-      add<Kernel>(options, *entry.parameter, static_cast<ParamState*>(entry.state), due);
+      if (!complete_) complete<Kernel>(optimizer, options, entry);
+      if (entry.parameter->numel() > 0) add<Kernel>(options, entry, due, deals);
     }
     for (FusedCall& call : calls_)
-      if (!call.parameters.empty()) Kernel::call(options, call);
+      if (!call.empty()) call.run<Kernel>(options, pending);
     for (const Entry& entry : entries_)
       if (entry.state) Kernel::advance(static_cast<ParamState&>(*entry.state));
   }
 
+  // Makes the state that is missing.
   template <class Kernel>
-  void add(const typename Kernel::Options& options, const at::Tensor& parameter, typename Kernel::State* state,
-           std::int64_t due) {
-    bool literal = parameter.strides() == parameter.grad().strides();
-    if (state)
-      Kernel::each(options, *state, [&](at::Tensor& tensor) {
-        if (!tensor.defined()) tensor = Kernel::first(options, parameter);
-        literal = literal && tensor.strides() == parameter.strides();
-      });
-    if (parameter.numel() == 0) return;
-    const auto as_taken = [&](const at::Tensor& tensor) { return literal ? tensor : as_row(tensor); };
-    FusedCall& call = call_for(parameter, due);
-    call.parameters.push_back(as_taken(parameter));
-    call.gradients.push_back(as_taken(parameter.grad()));
-    std::size_t at = 0;
-    if (state) Kernel::each(options, *state, [&](const at::Tensor& t) { call.state[at++].push_back(as_taken(t)); });
+  static void complete(torch::optim::Optimizer& optimizer, const typename Kernel::Options& options, Entry& entry) {
+    using ParamState = typename Kernel::State;
+    if (!Kernel::keeps_state(options)) return;
+    if (!entry.state)
+      entry.state = (optimizer.state()[entry.parameter->unsafeGetTensorImpl()] = std::make_unique<ParamState>()).get();
+    Kernel::each(options, static_cast<ParamState&>(*entry.state), [&](at::Tensor& tensor) {
+      if (!tensor.defined()) tensor = Kernel::first(options, *entry.parameter);
+    });
   }
 
-  // Parameters of one kind come in runs, so the first or the last call is nearly always the right one.
-  FusedCall& call_for(const at::Tensor& parameter, std::int64_t due) {
-    const auto same_kind = [&](const FusedCall& call) {
-      return call.dtype == parameter.scalar_type() && call.device == parameter.device();
+  template <class Kernel>
+  void add(const typename Kernel::Options& options, const Entry& entry, std::int64_t due, bool deals) {
+    using ParamState = typename Kernel::State;
+    const at::Tensor &parameter = *entry.parameter, &gradient = *entry.gradient;
+    FusedCall& call = call_for(parameter, due, deals && parameter.is_cpu() && parameter.numel() <= FusedCall::small);
+    const auto each_state = [&](auto&& visit) {
+      if (entry.state) Kernel::each(options, static_cast<ParamState&>(*entry.state), visit);
     };
-    auto call = std::ranges::find_if(
-        calls_, [&](const auto& known) { return !known.parameters.empty() && known.step == due && same_kind(known); });
-    if (call != calls_.end()) return *call;
-    call =
-        std::ranges::find_if(calls_, [&](const auto& known) { return known.parameters.empty() && same_kind(known); });
-    if (call == calls_.end())
-      call = calls_.insert(call, FusedCall{.device = parameter.device(), .dtype = parameter.scalar_type()});
-    call->step = due;
-    return *call;
+    std::size_t at = 0;
+    if (parameter.is_cpu()) {  // copies a gradient that is not contiguous, and has no use for the copy
+      call.add(parameter, gradient.is_contiguous() ? gradient : row(gradient));
+      each_state([&](const at::Tensor& state) { call.add_state(at++, state); });
+      return;
+    }
+    bool literal = parameter.strides() == gradient.strides();
+    each_state([&](const at::Tensor& state) { literal = literal && state.strides() == parameter.strides(); });
+    call.add(literal ? parameter : row(parameter), literal ? gradient : row(gradient));
+    each_state([&](const at::Tensor& state) { call.add_state(at++, literal ? state : row(state)); });
+  }
+  const at::Tensor& row(const at::Tensor& dense) { return rows_.emplace_back(as_row(dense)); }
+
+  // Parameters of one kind come in runs, so the first or the last call is nearly always the right one.
+  FusedCall& call_for(const at::Tensor& parameter, std::int64_t due, bool dealt) {
+    FusedCall* unused = nullptr;
+    for (FusedCall& call : calls_) {
+      if (!call.takes(parameter, dealt)) continue;
+      if (call.empty()) unused = &call;
+      else if (call.step() == due) return call;
+    }
+    if (!unused) return calls_.emplace_back(parameter, due, dealt);
+    unused->begin(due);
+    return *unused;
   }
 
   std::vector<const char*> refusals_;
   std::vector<SharedMemory> shared_;  // by group
+  SharedMemory listed_;               // the parameters themselves, of all groups
   std::vector<Entry> entries_;        // of the group in hand
+  bool complete_ = true;              // they have all their state
   std::vector<FusedCall> calls_;
+  std::vector<at::Tensor> rows_;  // what the calls borrow beside what parameters and state own
   Groups one_group_;
+  Gradients gradients_;
 };
 
 }  // namespace frugal::inline v0::detail

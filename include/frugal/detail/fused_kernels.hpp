@@ -5,7 +5,6 @@
 #include <ATen/ops/_fused_adam.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/_fused_sgd.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/optim/adagrad.h>
@@ -16,33 +15,23 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <tuple>
 #include <type_traits>
-#include <vector>
 
 // LibTorch's fused kernels, one description per optimizer class.
 namespace frugal::inline v0::detail {
 
-// The tensors of one kernel call: parameters of one device, one dtype and one step number, with their gradients and
-// their state side by side. Kept between steps; emptied after each, so that zero_grad() frees the gradients.
-struct FusedCall {
-  at::Device device;
-  at::ScalarType dtype;
-  std::int64_t step = 0;
-  std::vector<at::Tensor> parameters = {}, gradients = {};
-  std::array<std::vector<at::Tensor>, 3> state = {};
-  std::vector<at::Tensor> steps = {};  // the kernels want a tensor per parameter and only read it: all are `counter`
-  at::Tensor counter = {};
+// What a kernel walks side by side, and what it divides the gradients by, which it writes back then.
+struct FusedLists {
+  at::TensorList parameters, gradients;
+  std::array<at::TensorList, 3> state;
+  at::TensorList steps;
+  std::optional<at::Tensor> divisor;
 
-  void count() {
-    if (!counter.defined()) counter = at::empty({}, at::TensorOptions().device(device).dtype(at::kFloat));
-    counter.fill_(static_cast<double>(step));
-    steps.resize(parameters.size(), counter);
-  }
-  void clear() {
-    parameters.clear();
-    gradients.clear();
-    for (auto& list : state) list.clear();
+  FusedLists slice(std::size_t first, std::size_t count) const {
+    const auto part = [&](at::TensorList list) { return list.empty() ? list : list.slice(first, count); };
+    return {part(parameters), part(gradients), {part(state[0]), part(state[1]), part(state[2])}, part(steps), divisor};
   }
 };
 
@@ -66,15 +55,14 @@ struct FusedKernel {  // Adam and AdamW
     if (options.amsgrad()) visit(state.max_exp_avg_sq());
   }
   static at::Tensor first(const Options&, const at::Tensor& parameter) { return at::zeros_like(parameter); }
-  static void call(const Options& o, FusedCall& c) {
-    c.count();
+  static void call(const Options& o, std::int64_t, const FusedLists& l) {
     const auto [beta1, beta2] = o.betas();
     const auto with = [&](auto kernel) {
-      kernel(c.parameters, c.gradients, c.state[0], c.state[1], c.state[2], c.steps, o.lr(), beta1, beta2,
-             o.weight_decay(), o.eps(), o.amsgrad());
+      kernel(l.parameters, l.gradients, l.state[0], l.state[1], l.state[2], l.steps, o.lr(), beta1, beta2,
+             o.weight_decay(), o.eps(), o.amsgrad(), /*maximize=*/false, l.divisor);
     };
-    if constexpr (decoupled) with([](auto&&... all) { at::_fused_adamw_(all..., /*maximize=*/false); });
-    else with([](auto&&... all) { at::_fused_adam_(all..., /*maximize=*/false); });
+    if constexpr (decoupled) with([](auto&&... all) { at::_fused_adamw_(all...); });
+    else with([](auto&&... all) { at::_fused_adam_(all...); });
   }
 };
 
@@ -101,9 +89,9 @@ struct FusedKernel<torch::optim::SGD> {
     if (keeps_state(options)) visit(state.momentum_buffer());
   }
   static at::Tensor first(const Options&, const at::Tensor& parameter) { return at::zeros_like(parameter); }
-  static void call(const Options& o, FusedCall& c) {
-    at::_fused_sgd_(c.parameters, c.gradients, c.state[0], o.weight_decay(), o.momentum(), o.lr(), o.dampening(),
-                    o.nesterov() && keeps_state(o), /*maximize=*/false, /*is_first_step=*/c.step == 0);
+  static void call(const Options& o, std::int64_t step, const FusedLists& l) {
+    at::_fused_sgd_(l.parameters, l.gradients, l.state[0], o.weight_decay(), o.momentum(), o.lr(), o.dampening(),
+                    o.nesterov() && keeps_state(o), /*maximize=*/false, /*is_first_step=*/step == 0, l.divisor);
   }
 };
 
@@ -120,10 +108,9 @@ struct FusedKernel<torch::optim::Adagrad> {
   static at::Tensor first(const Options& options, const at::Tensor& parameter) {
     return at::full_like(parameter, options.initial_accumulator_value());
   }
-  static void call(const Options& o, FusedCall& c) {
-    c.count();
-    at::_fused_adagrad_(c.parameters, c.gradients, c.state[0], c.steps, o.lr(), o.lr_decay(), o.weight_decay(), o.eps(),
-                        /*maximize=*/false);
+  static void call(const Options& o, std::int64_t, const FusedLists& l) {
+    at::_fused_adagrad_(l.parameters, l.gradients, l.state[0], l.steps, o.lr(), o.lr_decay(), o.weight_decay(), o.eps(),
+                        /*maximize=*/false, l.divisor);
   }
 };
 

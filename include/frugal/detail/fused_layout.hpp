@@ -4,6 +4,7 @@
 #include <c10/core/DeviceType.h>
 #include <c10/core/Layout.h>
 #include <c10/core/ScalarType.h>
+#include <c10/core/TensorImpl.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -18,10 +19,18 @@ namespace frugal::inline v0::detail {
 // Whether equal indices lie at equal distances from the first element. The stride of a dimension of size 1 is never
 // used; LibTorch does not normalise it.
 inline bool same_order(const at::Tensor& one, const at::Tensor& other) {
-  if (one.sizes() != other.sizes()) return false;
-  for (std::int64_t d = 0; d < one.dim(); ++d)
-    if (one.size(d) > 1 && one.stride(d) != other.stride(d)) return false;
+  const at::IntArrayRef sizes = one.sizes(), others = other.sizes(), strides = one.strides(), theirs = other.strides();
+  if (sizes.size() != others.size()) return false;
+  for (std::size_t d = 0; d < sizes.size(); ++d)
+    if (sizes[d] != others[d] || (strides[d] != theirs[d] && sizes[d] > 1)) return false;
   return true;
+}
+
+// Whether two tensors are of one kind and lie alike. False says nothing: then it takes a closer look.
+inline bool clearly_alike(const at::Tensor& one, const at::Tensor& other) {
+  const c10::TensorImpl &a = *one.unsafeGetTensorImpl(), &b = *other.unsafeGetTensorImpl();
+  return a.key_set() == b.key_set() && a.dtype() == b.dtype() && same_order(one, other) &&
+         (a.is_cpu() || a.device() == b.device());
 }
 
 // Why no kernel can step this parameter with this gradient; null when one can.
@@ -40,16 +49,17 @@ inline const char* refusal(const at::Tensor& parameter, const at::Tensor& gradie
   }
   if (!parameter.is_cpu() && !parameter.is_cuda()) return "a parameter is on a device that has no such kernel";
   if (parameter.is_neg() || gradient.is_neg() || gradient._is_zerotensor()) return "a tensor is lazy";
+  if (!parameter.is_non_overlapping_and_dense()) return "the memory of a parameter overlaps itself or has gaps";
+  if (clearly_alike(parameter, gradient)) return nullptr;
   if (gradient.device() != parameter.device()) return "a parameter and its gradient are on different devices";
   if (gradient.scalar_type() != parameter.scalar_type()) return "a parameter and its gradient differ in dtype";
-  if (!parameter.is_non_overlapping_and_dense()) return "the memory of a parameter overlaps itself or has gaps";
   if (!same_order(parameter, gradient)) return "a parameter and its gradient differ in strides";
   return nullptr;
 }
 
 // The same for one tensor of the parameter's state.
 inline const char* state_refusal(const at::Tensor& parameter, const at::Tensor& state) {
-  if (!state.defined()) return nullptr;  // it is about to be made
+  if (clearly_alike(parameter, state)) return nullptr;
   if (state.layout() != at::kStrided) return "the state of a parameter is sparse";
   if (state.device() != parameter.device()) return "a parameter and its state are on different devices";
   if (state.scalar_type() != parameter.scalar_type()) return "a parameter and its state differ in dtype";
@@ -61,15 +71,15 @@ inline const char* state_refusal(const at::Tensor& parameter, const at::Tensor& 
 // literally. `dense` says over how many elements. Costs an allocation, so it is for those tensors only.
 inline at::Tensor as_row(const at::Tensor& dense) { return dense.as_strided({dense.numel()}, {1}); }
 
-// Whether parameters share memory: tied ones that are listed twice, or views. The kernels write all at once. Sorting is
-// done anew only when a parameter moved, came or went.
+// Whether stretches of memory overlap: of parameters that are tied and listed twice, or are views. The kernels write all at
+// once. Sorting is done anew only when something moved, came or went.
 class SharedMemory {
  public:
   void begin() { seen_ = 0; }
-  // For every parameter of the group, in order.
-  void see(const at::Tensor& parameter) {
-    const auto* const first = static_cast<const std::byte*>(parameter.const_data_ptr());
-    const Range range{first, first + parameter.nbytes()};
+  // For each of them, in order.
+  void see(const void* memory, std::size_t bytes) {
+    const auto* const first = static_cast<const std::byte*>(memory);
+    const Range range{first, first + bytes};
     if (seen_ < ranges_.size() && ranges_[seen_] == range) return void(++seen_);
     ranges_.resize(seen_);
     ranges_.push_back(range);

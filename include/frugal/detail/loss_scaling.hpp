@@ -1,6 +1,8 @@
 #pragma once
 
+#include <frugal/detail/gradient_norm.hpp>
 #include <frugal/detail/gradients.hpp>
+#include <frugal/detail/pending.hpp>
 #include <frugal/loss_scaler.hpp>
 
 #include <ATen/core/Tensor.h>
@@ -9,7 +11,9 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -31,6 +35,7 @@ class UnscaledWindow {
 
   bool belongs_to(const void* optimizer) const { return optimizer_ == optimizer; }
   bool open() const { return open_; }
+  void open_for_step() { open_ = true; }
   void abandon() { open_ = false; }
 
   // Multiplies the gradients by `factor` and notes what is not finite: one kernel per (device, dtype), nothing read
@@ -98,7 +103,13 @@ class LossScaling {
     TORCH_CHECK(!window.open(),
                 "AmpPolicy: unscale() was called twice in one window, which would divide by the scale "
                 "twice. Call it once per optimizer, after the last backward() and before step().");
-    window.unscale(optimizer, gradients, factor / scaler_.scale());
+    factor /= scaler_.scale();
+    if constexpr (Deferring<std::remove_reference_t<decltype(optimizer)>>) {
+      window.open_for_step();
+      optimizer.pending.factor *= factor;
+    } else {
+      window.unscale(optimizer, gradients, factor);
+    }
   }
 
   void abandon(auto& optimizer) { window_of(optimizer).abandon(); }
@@ -106,7 +117,7 @@ class LossScaling {
   // One device read. Throws here, where the step is known, after too many skips in a row.
   bool overflowed(auto& optimizer, Gradients& gradients) {
     if (!window_of(optimizer).open()) unscale(optimizer, gradients, 1.0);
-    const bool overflow = window_of(optimizer).overflowed();
+    const bool overflow = found_overflow(window_of(optimizer), optimizer, gradients);
     stepped_ = true;
     overflowed_ |= overflow;
     if (overflow && scaler_.exhausted()) settle();
@@ -133,6 +144,18 @@ class LossScaling {
     windows_.clear();
     stepped_ = overflowed_ = false;
   }
+  // Gradients that are still scaled have been measured by clipping, or are so now: one reading pass instead of one that
+  // writes. A norm that is not finite may be one that overflowed, so that case is looked at closely.
+  bool found_overflow(UnscaledWindow& window, auto& optimizer, Gradients& gradients) {
+    if constexpr (Deferring<std::remove_reference_t<decltype(optimizer)>>) {
+      auto& size = optimizer.pending.size;
+      if (!size) size = norm_.of(optimizer, gradients, Norm::two);
+      window.abandon();
+      if (std::isfinite(size->read())) return false;
+      window.unscale(optimizer, gradients, 1.0);
+    }
+    return window.overflowed();
+  }
   void settle() {
     if (!std::exchange(stepped_, false)) return;
     std::exchange(overflowed_, false) ? scaler_.overflowed() : scaler_.applied();
@@ -146,6 +169,7 @@ class LossScaling {
 
   LossScaler scaler_;
   std::vector<UnscaledWindow> windows_;  // one per optimizer
+  GradientNorm norm_;
   bool stepped_ = false, overflowed_ = false;
 };
 

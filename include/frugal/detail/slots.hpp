@@ -3,6 +3,7 @@
 #include <frugal/policy.hpp>
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <stdexcept>
 #include <tuple>
@@ -34,6 +35,17 @@ constexpr std::size_t find = [] {
 
 struct Nothing {};
 
+struct PendingScale;  // pending.hpp: what the gradients of a window must still be multiplied by before the step
+
+// A precision or clipping policy that can leave gradients as they are, and note in the PendingScale `optimizer.pending` what
+// it would have multiplied them by, says so with a member type `Defers`: its own class, since one that is derived from it may
+// look at gradients in between.
+template <class Type>
+constexpr bool defers = false;
+template <class Type>
+  requires std::same_as<typename Type::Defers, Type>
+constexpr bool defers<Type> = true;
+
 // Multiplies every gradient. Only an uneven window without a precision policy comes here.
 void multiply_gradients(auto& optimizer, double factor) {
   if constexpr (requires { optimizer.param_groups(); }) {
@@ -59,11 +71,13 @@ void multiply_gradients(auto& optimizer, double factor) {
 
 struct FullPrecision {
   static constexpr Role role = Role::precision;
+  using Defers = FullPrecision;
   struct Guard {};
   static Guard autocast() { return {}; }
   static auto&& scale(auto&& loss) { return std::forward<decltype(loss)>(loss); }
   static void unscale(auto& optimizer, double factor) {
-    if (factor != 1.0) multiply_gradients(optimizer, factor);
+    if constexpr (requires { optimizer.pending.factor; }) optimizer.pending.factor *= factor;
+    else if (factor != 1.0) multiply_gradients(optimizer, factor);
   }
   static bool step(auto& optimizer) {
     optimizer.step();
@@ -85,6 +99,7 @@ struct EveryBatch {
 
 struct NoClipping {
   static constexpr Role role = Role::clipping;
+  using Defers = NoClipping;
   static void clip(auto&) {}
 };
 
@@ -168,5 +183,22 @@ struct SteppedBy {
     optimizer.multiply_gradients(factor);
   }
 };
+
+// The same, where the update policy applies what the gradients must still be multiplied by.
+template <class Optimizer, class Update, class Pending = PendingScale>
+struct SteppedLater : SteppedBy<Optimizer, Update> {
+  Pending pending = {};
+
+  void step() { this->update.step(this->optimizer, pending); }
+};
+
+// Whether nobody needs the gradients themselves between backward and step: the update policy takes what is pending,
+// precision and clipping add to it, and `Watch`, a function, is empty, so that there is nobody whom it could tell.
+template <class Optimizer, class Precision, class Clipping, class Update, class Watch>
+constexpr bool steps_later = [] {
+  if constexpr (defers<Precision> && defers<Clipping> && std::is_empty_v<Watch>)
+    return requires(Optimizer& optimizer, Update& update, PendingScale& pending) { update.step(optimizer, pending); };
+  else return false;
+}();
 
 }  // namespace frugal::inline v0::detail
