@@ -1,26 +1,29 @@
 #pragma once
 
 #include <frugal/capability.hpp>
+#include <frugal/detail/amp_options.hpp>
 #include <frugal/detail/autocast.hpp>
+#include <frugal/detail/autocast_kernels.hpp>
+#include <frugal/detail/device_kernels.hpp>
 #include <frugal/detail/gradients.hpp>
 #include <frugal/detail/loss_scaling.hpp>
 #include <frugal/detail/numeric_mode.hpp>
+#include <frugal/detail/pending.hpp>
 #include <frugal/detail/precision_choice.hpp>
 #include <frugal/loss_scaler.hpp>
 #include <frugal/policy.hpp>
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/_foreach_mul.h>
 #include <c10/core/Device.h>
 #include <c10/util/Exception.h>
 
 #include <concepts>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
 /// Mixed precision for any LibTorch loop: autocast in the forward pass, loss scaling for fp16, TF32, bit-exact runs.
 ///
@@ -57,38 +60,6 @@
 /// time with `AmpPolicy<>(device, {.precision = Precision::fp32})`.
 namespace frugal::inline v0 {
 
-struct Fp32 {};      ///< full precision
-struct Tf32 {};      ///< float32 with TF32 matrix products and convolutions
-struct Bf16 {};      ///< autocast to bfloat16
-struct Fp16 {};      ///< autocast to float16 with loss scaling
-struct BitExact {};  ///< float32, the same bits in every run
-struct Auto {};      ///< decided when the policy is constructed
-
-/// Options of AmpPolicy.
-struct AmpOptions {
-  LossScalerOptions scaler = {};            ///< used when the precision is fp16
-  std::optional<Precision> precision = {};  ///< what Auto becomes; wins over the environment
-};
-
-namespace detail {
-
-template <class Tag>
-constexpr std::optional<Precision> precision_of_tag =
-    std::is_same_v<Tag, Fp32>       ? std::optional(Precision::fp32)
-    : std::is_same_v<Tag, Tf32>     ? std::optional(Precision::tf32)
-    : std::is_same_v<Tag, Bf16>     ? std::optional(Precision::bf16)
-    : std::is_same_v<Tag, Fp16>     ? std::optional(Precision::fp16)
-    : std::is_same_v<Tag, BitExact> ? std::optional(Precision::bit_exact)
-                                    : std::nullopt;
-
-// What stands where a tag rules a member out.
-template <int>
-struct Absent {
-  explicit Absent(auto&&...) {}
-};
-
-}  // namespace detail
-
 /// Mixed precision; see the top of this header. Movable; holds no reference to a model or an optimizer.
 template <class Tag = Auto>
 class AmpPolicy {
@@ -98,23 +69,24 @@ class AmpPolicy {
 
  public:
   static constexpr Role role = Role::precision;
+  using Defers = AmpPolicy;  // detail/slots.hpp
   /// Whether step() can return false.
   static constexpr bool can_skip = is_auto || std::is_same_v<Tag, Fp16>;
 
   /// For the hardware that is here. Throws when it cannot be asked (see Capability::of) although the choice depends on
-  /// it, on an unknown value in FRUGAL_PRECISION or FRUGAL_BIT_EXACT (Auto only), and on options that contradict the
-  /// tag.
+  /// it or this LibTorch has no kernels for it, on an unknown value in FRUGAL_PRECISION or FRUGAL_BIT_EXACT (Auto only),
+  /// and on options that contradict the tag.
   explicit AmpPolicy(at::Device device, AmpOptions options = {})
-      : AmpPolicy(device, needs_hardware(options) ? Capability::of(device) : Capability{.device = device.type()},
+      : AmpPolicy(device,
+                  needs_hardware(options) ? detail::with_kernels(device, Capability::of(device))
+                                          : Capability{.device = device.type()},
                   options) {}
 
   /// For hardware as a value: tests, planning.
   template <std::same_as<Capability> Value>  // a template, since braces could be either for clang 16
   AmpPolicy(at::Device device, Value capability) : AmpPolicy(device, capability, AmpOptions{}) {}
   AmpPolicy(at::Device device, Capability capability, AmpOptions options)
-      : device_(device.type()),
-        choice_(detail::choose_precision(in_code(options), capability)),
-        scaling_(options.scaler) {
+      : device_(device), chosen_(in_code(options), capability), scaling_(options.scaler) {
     TORCH_CHECK(capability.device == device.type(), "AmpPolicy: the device is ", device,
                 " but the Capability describes a ", capability.device, " device. Pass the two for the same kind.");
     if constexpr (sets_switches) {
@@ -122,6 +94,10 @@ class AmpPolicy {
       if (precision() == Precision::bit_exact) share_ = detail::NumericShare(detail::NumericMode::bit_exact);
       if (precision() == Precision::tf32) share_ = detail::NumericShare(detail::NumericMode::tf32);
     }
+    detail::PrecisionChoice choice = chosen_.now();
+    choice.attention = options.attention, choice.weight_casts = options.weight_casts;
+    if (detail::autocasts(precision())) chosen_.set(std::move(choice), detail::Chosen::by_rule);
+    provide_extras();
   }
 
   /// The forward pass and the loss run while this guard lives; backward needs none. Every exit, exceptions included,
@@ -130,7 +106,7 @@ class AmpPolicy {
     std::optional<at::ScalarType> dtype;
     if (precision() == Precision::bf16) dtype = at::kBFloat16;
     if (precision() == Precision::fp16) dtype = at::kHalf;
-    return detail::AutocastRegion(device_, dtype);
+    return detail::AutocastRegion(device_.type(), dtype, extras_.get());
   }
 
   /// The loss to backpropagate: `loss` itself without a scaler, else float32 (65536 overflows an fp16 loss) times the
@@ -146,12 +122,13 @@ class AmpPolicy {
 
   /// Makes the gradients the true ones: divides by the scale, multiplies by `factor` (GradAccumulator's) and looks for
   /// overflow in one pass. Once per window and optimizer, before clipping; a second call throws. Sparse gradients are
-  /// coalesced. Without a scaler and with factor 1 it does nothing.
+  /// coalesced. Without a scaler and with factor 1 it does nothing. In update() and the Trainer it may leave all that to the
+  /// step (FusedStep).
   void unscale(auto& optimizer, double factor = 1.0) {
     if constexpr (can_skip)
       if (scales()) return scaling_.unscale(optimizer, gradients_, factor);
-    if (factor == 1.0) return;
-    gradients_.each_kind(optimizer, [&](std::vector<at::Tensor>& list) { at::_foreach_mul_(list, factor); });
+    if constexpr (detail::Deferring<std::remove_reference_t<decltype(optimizer)>>) optimizer.pending.factor *= factor;
+    else detail::PendingScale{.factor = factor}.settle(optimizer, gradients_);
   }
 
   /// Steps the optimizer, or returns false on overflow: nothing advanced, the scale backs off. Unscales first if nobody
@@ -164,7 +141,8 @@ class AmpPolicy {
       if constexpr (can_skip)
         if (scales() && scaling_.overflowed(optimizer, gradients_)) return false;
       optimizer.step();
-      at::autocast::clear_cache();  // casts of the old weights
+      detail::forget_casts();
+      if (extras_) extras_->casts.clear();  // the memory, too
     }
     return true;
   }
@@ -174,10 +152,19 @@ class AmpPolicy {
     if constexpr (can_skip) scaling_.abandon(optimizer);
   }
 
+  /// For calibrate(), between two windows: what this policy may be, is, and becomes; what its regions saw; its device.
+  const detail::ChosenPrecision& chosen() const { return chosen_; }
+  void become(detail::PrecisionChoice choice, detail::Chosen how) {
+    chosen_.set(std::move(choice), how);
+    provide_extras();
+  }
+  const detail::AutocastExtras* extras() const { return extras_.get(); }
+  at::Device device() const { return device_; }
+
   /// What was chosen.
-  Precision precision() const { return choice_.precision; }
-  /// What was chosen and why, in one sentence.
-  std::string reason() const { return choice_.reason; }
+  Precision precision() const { return chosen_.now().precision; }
+  /// What was chosen and why, in one sentence; after calibrate() with its figures.
+  std::string reason() const { return chosen_.now().reason; }
   /// The scale that the next scale() uses; 1 without a scaler.
   double scale_factor() const {
     if constexpr (can_skip)
@@ -204,17 +191,15 @@ class AmpPolicy {
     if constexpr (can_skip) scaling_.reset();
   }
   void save(auto& out) const {
-    out.write("precision", std::string(name_of(precision())));
+    chosen_.save(out);
     if constexpr (can_skip)
       if (scales()) scaling_.next().save(out);
   }
-  /// Continues in this policy's own precision, with a warning when the state comes from another one.
+  /// Continues in what calibrate() had chosen for the saved run, where that is possible; else in this policy's own
+  /// precision, with a warning when the saved one was another.
   void load(auto& in) {
-    std::string saved;
-    in.read("precision", saved);
-    if (saved != name_of(precision())) {
-      TORCH_WARN("AmpPolicy: the saved run was in ", saved, ", this one continues in ", name_of(precision()), ".");
-    }
+    chosen_.load(in);
+    provide_extras();
     if constexpr (can_skip)
       if (scales() && in.has("scale")) scaling_.load(in);
   }
@@ -233,11 +218,26 @@ class AmpPolicy {
     const std::optional<Precision> wanted = in_code(options);
     return wanted != Precision::fp32 && wanted != Precision::bit_exact;
   }
-  bool scales() const { return choice_.precision == Precision::fp16; }
+  bool scales() const { return precision() == Precision::fp16; }
 
-  at::DeviceType device_;
-  detail::PrecisionChoice choice_;
+  // What autocast needs beyond LibTorch's.
+  void provide_extras() {
+    const detail::PrecisionChoice& choice = chosen_.now();
+    const bool attention = choice.attention == Attention::fp32, casts = choice.weight_casts == WeightCasts::per_step;
+    using Share = detail::KernelShare;
+    attention_ = attention ? Share(Share::Kind::attention, device_.type()) : Share();
+    casts_ = casts ? Share(Share::Kind::weights, device_.type()) : Share();
+    using Extras = detail::AutocastExtras;
+    extras_.reset();
+    if (attention || casts)
+      extras_ = std::make_unique<Extras>(Extras{.attention_in_float = attention, .keeps_casts = casts});
+  }
+
+  at::Device device_;
+  detail::ChosenPrecision chosen_;
   detail::Gradients gradients_;
+  std::unique_ptr<detail::AutocastExtras> extras_;  // where it stays when the policy moves
+  detail::KernelShare attention_, casts_;
   [[no_unique_address]] std::conditional_t<can_skip, detail::LossScaling, detail::Absent<0>> scaling_;
   [[no_unique_address]] std::conditional_t<sets_switches, detail::NumericShare, detail::Absent<1>> share_{};
 };

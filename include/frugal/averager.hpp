@@ -73,7 +73,7 @@ class Averager {
     averages_.follow(detail::module_of(model));
     averages_.swap();
     if (swapped()) shown_ = calls_;
-    at::autocast::clear_cache();  // casts of the other weights
+    detail::forget_casts();  // casts of the other weights
   }
 
   /// Whether there is an average to swap in: not when switched off, not before the first update.

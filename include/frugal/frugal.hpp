@@ -2,11 +2,14 @@
 
 /// All of frugal. A program that needs one policy includes that policy's header instead: each works alone.
 
+#include <frugal/allocator.hpp>
 #include <frugal/amp_policy.hpp>
 #include <frugal/averager.hpp>
 #include <frugal/batch_size_prober.hpp>
 #include <frugal/batches.hpp>
+#include <frugal/calibration.hpp>
 #include <frugal/capability.hpp>
+#include <frugal/channels_last.hpp>
 #include <frugal/checkpoint_manager.hpp>
 #include <frugal/console.hpp>
 #include <frugal/early_stopper.hpp>

@@ -118,7 +118,7 @@ class StateGuard {
     if (optimizer_) optimizer_->restore();
     for (auto& tensor : tensors_) tensor.restore(hand_over);
     random_.restore();
-    at::autocast::clear_cache();  // casts of other weights
+    detail::forget_casts();  // casts of other weights
   }
 
   static void warn(const char* what) noexcept {

@@ -64,6 +64,7 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
     else if constexpr (Composed::needs_closure) return this->step_with_closure(batch);
     else {
       phase(Phase::forward);
+      this->place_.forward();
       auto [loss, weight] = this->evaluate(batch);
       phase(Phase::backward);
       const bool full = this->or_drop_window([&] { return this->backward(loss, weight); });
@@ -137,6 +138,10 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
     this->save_now();
   }
 
+  /// Has the AmpPolicy compute as is measured to be the fastest for this model here, on a batch of the usual size; nothing
+  /// else changes. See calibration.hpp, which must be included. `if (!trainer.resume()) trainer.calibrate(batch);`
+  auto calibrate(const auto& batch, const auto&... options) { return this->calibrated(batch, options...); }
+
   /// Begins a new run on the weights that the model holds: Progress and policies are as new. The optimizer keeps its state.
   void restart() { this->renew(); }
 
@@ -157,9 +162,7 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
   StepResult update_weights() {
     return this->closed(this->or_drop_window([&] {
       phase(Phase::update);
-      return detail::update_window(optimizer_, precision(), accumulation(), clipping(), updating(), [&] {
-        each_policy([&](auto& policy) { detail::call_on_gradients(policy, model_, readings()); });
-      });
+      return detail::update_window(optimizer_, precision(), accumulation(), clipping(), updating(), this->watch());
     }));
   }
 

@@ -9,8 +9,10 @@
 #include <frugal/amp_policy.hpp>
 #include <frugal/averager.hpp>
 #include <frugal/batches.hpp>
+#include <frugal/calibration.hpp>
 #include <frugal/capability.hpp>
 #include <frugal/early_stopper.hpp>
+#include <frugal/fused_step.hpp>
 #include <frugal/grad_accumulator.hpp>
 #include <frugal/grad_clip.hpp>
 #include <frugal/schedule.hpp>
@@ -311,6 +313,36 @@ void trains_close_to_fp32(at::Device device, double tolerance) {
        "the loss is " + std::to_string(half) + ", in fp32 it is " + std::to_string(full));
 }
 
+void gradients_of_kept_casts(at::Device device) {
+  const auto gradients = [&](WeightCasts casts) {
+    Training training{device};
+    auto amp = amp_on<Bf16>(device, {.weight_casts = casts});
+    for (int i = 0; i < 3; ++i) {
+      const auto loss = [&] {
+        const auto guard = amp.autocast();
+        return MeanLoss{}(training.net, training.batch);
+      }();
+      loss.backward();
+    }
+    std::vector<torch::Tensor> all;
+    for (const torch::Tensor& parameter : training.net->parameters()) all.push_back(parameter.grad().cpu());
+    return all;
+  };
+  const auto kept = gradients(WeightCasts::per_step), stock = gradients(WeightCasts::per_forward);
+  for (std::size_t i = 0; i < kept.size(); ++i)
+    need(torch::allclose(kept[i], stock[i], 1e-3, 1e-5), "gradient " + std::to_string(i) + " differs");
+}
+
+void calibrates(at::Device device) {
+  Training training{device};
+  const auto before = training.net->parameters().front().detach().clone();
+  Trainer trainer{training.net, training.optimizer, MeanLoss{}, amp_on<Auto>(device), GradAccumulator(2), FusedStep()};
+  const auto found = trainer.calibrate(training.batch);
+  std::cout << found.reason << ' ';
+  need(torch::equal(training.net->parameters().front(), before), "a weight moved");
+  trainer.step(training.batch);
+}
+
 void bit_exact_runs_are_identical(at::Device device) {
   const auto run = [&] {
     Training training{device};
@@ -375,9 +407,16 @@ int all_checks(at::Device device) {
   no_sync("Schedule", [&] { return std::tuple(cosine_rate()); });
   no_sync("GradClip", [] { return std::tuple(GradClip(0.1)); });
   no_sync("GradClip::by_value", [] { return std::tuple(GradClip::by_value(0.01)); });
+  no_sync("FusedStep", [] { return std::tuple(FusedStep()); });
+  no_sync("GradClip and FusedStep", [] { return std::tuple(GradClip(0.1), FusedStep()); });
+  no_sync("GradAccumulator, GradClip and FusedStep",
+          [] { return std::tuple(GradAccumulator(4), GradClip(0.1), FusedStep()); });
+  no_sync("weights cast once per step", [&] {
+    return std::tuple(amp_on<Bf16>(device, {.weight_casts = WeightCasts::per_step}), GradAccumulator(4));
+  });
   no_sync("Averager", [] { return std::tuple(Averager()); });
   no_sync("all of them", [&] {
-    return std::tuple(amp_on<Bf16>(device), GradAccumulator(4), GradClip(0.1), Averager(), cosine_rate(),
+    return std::tuple(amp_on<Bf16>(device), GradAccumulator(4), GradClip(0.1), Averager(), cosine_rate(), FusedStep(),
                       EarlyStopper());
   });
   report.check("no sync per step: Batches on the way to the device", [&] { batches_without_sync(device); });
@@ -391,6 +430,8 @@ int all_checks(at::Device device) {
   report.check("inf in one of two dtypes is found", [&] { overflow_in_one_of_two_dtypes_is_found(device); });
   report.check("fp16 trains close to fp32", [&] { trains_close_to_fp32<Fp16>(device, 0.1); });
   report.check("bf16 trains close to fp32", [&] { trains_close_to_fp32<Bf16>(device, 0.3); });
+  report.check("weights cast once per step give the same gradients", [&] { gradients_of_kept_casts(device); });
+  report.check("calibrate chooses and leaves no trace", [&] { calibrates(device); });
   report.check("two bit-exact runs are identical", [&] { bit_exact_runs_are_identical(device); });
   report.check("the best averaged weights come back", [&] { best_weights_come_back(device); });
   return report.conclude();

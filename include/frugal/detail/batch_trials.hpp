@@ -78,7 +78,7 @@ class BatchTrials {
       }
     }
     // Outside of the catch block, where the exception no longer keeps anything alive.
-    at::autocast::clear_cache();
+    forget_casts();
     if (!made.succeeded)
       if (auto* const allocator = device_allocator()) allocator->emptyCache();
     if (other) std::rethrow_exception(other);

@@ -67,6 +67,12 @@ class Parts {
     };
   }
 
+  auto watch() {  // tells whoever watches gradients; empty when nobody does
+    if constexpr ((WatchesGradients<Policies, Model> || ...))
+      return [this] { each_policy([&](auto& policy) { call_on_gradients(policy, model_, readings()); }); };
+    else return [] {};
+  }
+
   // Before the first step since the run began or was continued: the weights that were being trained, no gradient from
   // outside of the window, the rates of the step that is due.
   void begin() {
@@ -83,7 +89,6 @@ class Parts {
   // The mean loss of a batch and its weight, in the precision of the policy.
   template <class Batch>
   auto evaluate(const Batch& batch) {
-    place_.forward();
     auto value = [&] {
       [[maybe_unused]] auto guard = precision().autocast();
       return loss_(model_, batch);
@@ -161,6 +166,7 @@ class Parts {
   // An optimizer with a closure (LBFGS) evaluates the batch as often as it likes. The first evaluation happens outside, so
   // that a batch without a sample or token never reaches it.
   StepResult step_with_closure(const auto& batch) {
+    place_.forward();
     auto first = std::optional(evaluate(batch));
     const auto loss_of_first = std::as_const(*first).loss;
     const double weight = first->weight;
@@ -173,8 +179,7 @@ class Parts {
       });
     consumed(batch, loss_of_first, weight);
     if (weight == 0) return StepResult::accumulated;
-    const auto watch = [&] { each_policy([&](auto& policy) { call_on_gradients(policy, model_, readings()); }); };
-    and_always(watch, [&] { optimizer_.zero_grad(), closed(StepResult::applied); });  // it is, whatever they say
+    and_always(watch(), [&] { optimizer_.zero_grad(), closed(StepResult::applied); });  // it is, whatever they say
     return StepResult::applied;
   }
 

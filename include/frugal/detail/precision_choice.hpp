@@ -4,18 +4,51 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <cstdlib>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
+
+namespace frugal::inline v0 {
+
+/// Where scaled_dot_product_attention is computed in an autocast region. `autocast`: as LibTorch does, in the low
+/// precision. `fp32`: in float32; on a CPU the backward pass of bf16 attention is several times slower than that.
+enum class Attention { autocast, fp32 };
+
+/// How often a weight is cast. `per_forward`: as LibTorch does, at its first use in each region, and at every use in an
+/// nn::Linear. `per_step`: once between two optimizer steps, however many micro-batches there are, for nn::Linear,
+/// convolutions and torch::linear; gradients are the same, but for a weight that one forward pass uses twice: its two
+/// gradients are summed in the low precision.
+enum class WeightCasts { per_forward, per_step };
+
+}  // namespace frugal::inline v0
 
 // Which precision a policy runs in, and why.
 namespace frugal::inline v0::detail {
 
+constexpr bool autocasts(Precision precision) { return precision == Precision::bf16 || precision == Precision::fp16; }
+
 struct PrecisionChoice {
   Precision precision;
   std::string reason;  // one sentence
+  Attention attention = Attention::autocast;
+  WeightCasts weight_casts = WeightCasts::per_forward;
+
+  // The same way to compute, whatever the reason.
+  bool same_as(const PrecisionChoice& other) const {
+    return precision == other.precision && attention == other.attention && weight_casts == other.weight_casts;
+  }
+  // "bf16, attention in fp32, weights cast once per step"
+  std::string text() const {
+    std::string words(name_of(precision));
+    if (attention == Attention::fp32) words += ", attention in fp32";
+    if (weight_casts == WeightCasts::per_step) words += ", weights cast once per step";
+    return words;
+  }
 };
 
 // `wanted`, or full precision when the hardware lacks it. `why`: "asked for in code".
@@ -60,6 +93,68 @@ inline PrecisionChoice choose_precision(std::optional<Precision> in_code, const 
     return {Precision::fp32, "fp32, because " + capability.missing(Precision::fp16) + "."};
   return allowed(capability.best(), "the fastest of " + sm, capability);
 }
+
+// What was measured goes into checkpoints, and a resumed run keeps it.
+enum class Chosen { by_rule, by_measuring };
+
+// What a policy runs in, and what it may run in instead.
+class ChosenPrecision {
+ public:
+  ChosenPrecision(std::optional<Precision> in_code, const Capability& capability)
+      : choice_(choose_precision(in_code, capability)), open_(!in_code && !asked_by_environment()) {}
+
+  const PrecisionChoice& now() const { return choice_; }
+  void set(PrecisionChoice choice, Chosen how) { choice_ = std::move(choice), how_ = how; }
+  Chosen how() const { return how_; }
+
+  // The simplest first: full precision where nobody asked for another one, then autocast and what it can be joined with.
+  std::vector<PrecisionChoice> candidates() const {
+    std::vector<PrecisionChoice> all;
+    if (open_ || !autocasts(fastest_)) all.push_back({.precision = open_ ? Precision::fp32 : fastest_, .reason = {}});
+    if (autocasts(fastest_))
+      for (const auto casts : {WeightCasts::per_forward, WeightCasts::per_step})
+        for (const auto attention : {Attention::autocast, Attention::fp32})
+          all.push_back({.precision = fastest_, .reason = {}, .attention = attention, .weight_casts = casts});
+    return all;
+  }
+
+  void save(auto& out) const {
+    out.write("precision", std::string(name_of(choice_.precision)));
+    if (how_ != Chosen::by_measuring) return;
+    out.write("measured", choice_.reason);
+    out.write("attention_in_fp32", std::int64_t{choice_.attention == Attention::fp32});
+    out.write("casts_per_step", std::int64_t{choice_.weight_casts == WeightCasts::per_step});
+  }
+  // Takes up what was measured in the saved run, if that is possible here; else goes on as it is, and warns when the
+  // saved run was in another precision.
+  void load(auto& in) {
+    std::string precision;
+    in.read("precision", precision);
+    if (in.has("measured")) {
+      PrecisionChoice saved{.precision = choice_.precision, .reason = {}};
+      std::int64_t attention = 0, casts = 0;
+      in.read("measured", saved.reason);
+      in.read("attention_in_fp32", attention);
+      in.read("casts_per_step", casts);
+      saved.attention = attention != 0 ? Attention::fp32 : Attention::autocast;
+      saved.weight_casts = casts != 0 ? WeightCasts::per_step : WeightCasts::per_forward;
+      for (const PrecisionChoice& candidate : candidates()) {
+        if (name_of(candidate.precision) != precision) continue;
+        saved.precision = candidate.precision;
+        if (saved.same_as(candidate)) return set(saved, Chosen::by_measuring);
+      }
+    }
+    if (precision != name_of(choice_.precision))
+      TORCH_WARN("AmpPolicy: the saved run was in ", precision, ", this one continues in ", name_of(choice_.precision),
+                 ".");
+  }
+
+ private:
+  PrecisionChoice choice_;
+  Precision fastest_ = choice_.precision;  // of this hardware, or what was asked for
+  bool open_;                              // nobody asked
+  Chosen how_ = Chosen::by_rule;
+};
 
 // Equal bits on a GPU need a fixed cuBLAS workspace, which cuBLAS reads once, before the program can set it.
 inline void check_cublas_workspace() {

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <frugal/detail/parts.hpp>
+#include <frugal/detail/rehearsal.hpp>
 #include <frugal/detail/run_memory.hpp>
 #include <frugal/policy.hpp>
 
@@ -13,8 +13,8 @@ namespace frugal::inline v0::detail {
 
 // When and what a Trainer saves.
 template <class Model, class Optimizer, class Loss, class... Policies>
-class Saves : protected Parts<Model, Optimizer, Loss, Policies...> {
-  using Base = Parts<Model, Optimizer, Loss, Policies...>;
+class Saves : protected Rehearsal<Model, Optimizer, Loss, Policies...> {
+  using Base = Rehearsal<Model, Optimizer, Loss, Policies...>;
 
  protected:
   using typename Base::Composed;

@@ -1,0 +1,79 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+namespace frugal::inline v0::detail {
+
+// Casts of weights to a lower precision, each with its node in the autograd graph, which may be walked once for every
+// micro-batch of a window. Holds the casts (half the size of the weights) from their first use until clear().
+//
+// A cast is used again only while its weight is the same tensor in the same memory at the same version: LibTorch counts
+// what is written through tensors. Who writes past it (memcpy) says so to weights_changed().
+class CastCache {
+ public:
+  // Called after weights changed, anywhere in the process.
+  static void weights_changed() { epoch().fetch_add(1, std::memory_order_relaxed); }
+
+  // Whether it may be kept: what LibTorch's own cache takes, but for a weight of a layer alone.
+  static bool takes(const at::Tensor& weight) {
+    return weight.defined() && weight.scalar_type() == at::kFloat && weight.requires_grad() && weight.is_leaf() &&
+           !weight.is_view();
+  }
+
+  // The cast of `weight`, which takes() says yes to, and whether it was here. Valid until the next call. Gradient
+  // recording must be on: a cast without a graph would leave the weight without a gradient.
+  std::pair<const at::Tensor&, bool> cast(const at::Tensor& weight, at::ScalarType dtype) {
+    drop_if_changed();
+    Entry& entry = entry_of(weight);
+    const bool fresh = entry.cast.defined() && entry.cast.scalar_type() == dtype &&
+                       entry.version == weight._version() && entry.memory == weight.const_data_ptr();
+    if (!fresh) entry = {weight, weight.to(dtype), weight._version(), weight.const_data_ptr()};
+    return {entry.cast, fresh};
+  }
+
+  // Releases everything; keeps the room.
+  void clear() {
+    entries_.clear();
+    next_ = 0;
+  }
+
+ private:
+  struct Entry {
+    at::Tensor weight, cast;  // the cast's graph holds the weight anyway
+    std::int64_t version = 0;
+    const void* memory = nullptr;
+  };
+
+  static std::atomic<std::uint64_t>& epoch() {
+    static std::atomic<std::uint64_t> count{0};
+    return count;
+  }
+  void drop_if_changed() {
+    if (const auto now = epoch().load(std::memory_order_relaxed); std::exchange(seen_, now) != now) clear();
+  }
+
+  // Weights are used in the same order in every forward pass, so the next one is nearly always the right one.
+  Entry& entry_of(const at::Tensor& weight) {
+    const auto is_it = [&](const Entry& entry) { return entry.weight.is_same(weight); };
+    if (next_ < entries_.size() && is_it(entries_[next_])) return entries_[next_++];
+    auto found = std::ranges::find_if(entries_, is_it);
+    if (found == entries_.end()) found = entries_.insert(found, Entry{weight, {}});
+    next_ = static_cast<std::size_t>(found - entries_.begin()) + 1;
+    if (next_ == entries_.size()) next_ = 0;
+    return *found;
+  }
+
+  std::vector<Entry> entries_;
+  std::size_t next_ = 0;
+  std::uint64_t seen_ = epoch().load(std::memory_order_relaxed);
+};
+
+}  // namespace frugal::inline v0::detail
