@@ -49,7 +49,7 @@ struct LoopOptions {
   torch::Device device = torch::kCPU;
   std::string precision = "fp32";
   std::int64_t window = 1;  // micro-batches behind a step
-  bool fused = true, clip = false;
+  bool fused = true, clip = false, attention_in_fp32 = false, casts_per_step = false;
 
   std::optional<at::ScalarType> dtype() const {
     if (precision == "bf16") return at::kBFloat16;
@@ -57,6 +57,21 @@ struct LoopOptions {
     return {};
   }
 };
+
+// Forward and backward of a step's micro-batches with stock autocast; the last loss.
+inline torch::Tensor stock_backward(Workload& work, const LoopOptions& options, std::int64_t step) {
+  torch::Tensor loss;
+  for (std::int64_t k = 0; k < options.window; ++k) {
+    const auto batch = work.at(step * options.window + k);
+    {
+      const StockAutocast autocast(options.device, options.dtype());
+      loss = loss_of(*work.network, batch);
+    }
+    if (options.window == 1) loss.backward();
+    else (loss / options.window).backward();
+  }
+  return loss;
+}
 
 /// What the tutorials show: torch::optim's step, a loss that is divided by the number of micro-batches. Stock autocast.
 class NaiveLoop {
@@ -77,17 +92,7 @@ class NaiveLoop {
   std::string reason() const { return {}; }
 
  private:
-  void backward(std::int64_t i) {
-    for (std::int64_t k = 0; k < options_.window; ++k) {
-      const auto batch = work_.at(i * options_.window + k);
-      {
-        const StockAutocast autocast(options_.device, options_.dtype());
-        loss_ = loss_of(*work_.network, batch);
-      }
-      if (options_.window == 1) loss_.backward();
-      else (loss_ / options_.window).backward();
-    }
-  }
+  void backward(std::int64_t i) { loss_ = stock_backward(work_, options_, i); }
 
   Workload& work_;
   LoopOptions options_;
@@ -128,17 +133,7 @@ class BestLoop {
   std::string reason() const { return {}; }
 
  private:
-  void backward(std::int64_t i) {
-    for (std::int64_t k = 0; k < options_.window; ++k) {
-      const auto batch = work_.at(i * options_.window + k);
-      {
-        const StockAutocast autocast(options_.device, options_.dtype());
-        loss_ = loss_of(*work_.network, batch);
-      }
-      if (options_.window == 1) loss_.backward();
-      else (loss_ * (1.0 / static_cast<double>(options_.window))).backward();
-    }
-  }
+  void backward(std::int64_t i) { loss_ = stock_backward(work_, options_, i); }
   void drop_gradients() {
     gradients_.clear();
     for (auto& weight : weights_) weight.mutable_grad() = torch::Tensor();
@@ -170,6 +165,8 @@ class BareTrainer {
 inline frugal::AmpPolicy<> amp_of(const LoopOptions& options) {
   using frugal::Precision;
   frugal::AmpOptions amp;
+  if (options.attention_in_fp32) amp.attention = frugal::Attention::fp32;
+  if (options.casts_per_step) amp.weight_casts = frugal::WeightCasts::per_step;
   if (options.precision == "fp32") amp.precision = Precision::fp32;
   if (options.precision == "tf32") amp.precision = Precision::tf32;
   if (options.precision == "bf16") amp.precision = Precision::bf16;
@@ -190,7 +187,8 @@ class FullTrainer {
                  frugal::FusedStep({options.fused ? frugal::Stepping::fused : frugal::Stepping::plain}),
                  frugal::Schedule(frugal::constant()), frugal::EarlyStopper(), frugal::CheckpointManager({}),
                  frugal::Preemption({.signals = {}})),
-        reason_(trainer_.get<frugal::AmpPolicy<>>().reason()) {}
+        reason_((options.precision == "calibrated" ? (void)trainer_.calibrate(work.at(0)) : (void)0,
+                 trainer_.get<frugal::AmpPolicy<>>().reason())) {}
 
   void step(std::int64_t i) {
     for (std::int64_t k = 0; k < options_.window; ++k) trainer_.step(work_.at(i * options_.window + k));

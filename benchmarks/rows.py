@@ -10,10 +10,7 @@ import shutil
 import subprocess
 import typing
 
-# glibc gives every block above its threshold back to the system at each step; these keep them. (What an allocator setting of
-# the library would do in the process.)
-TUNED = {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=4294967296:"
-                           "glibc.malloc.top_pad=67108864"}
+TUNED = "--tuned"   # tune_allocator() before anything else
 BISECTION_TRIALS = 17  # halving 1 to 65536
 
 
@@ -123,26 +120,31 @@ def precision_goals(_options, native, _left_out):
         return Row(f"precision/goal/{name}", workload, "bf16", ours, baseline, goal=goal, missing=bf16, **{**LOW, **more})
     yield goal("bf16-W2", "W2", 2.0, step("W2", "own", "bf16", *half), step("W2", "own", "fp32", *half), quick=True,
                ceiling=matmul("bf16"))
-    yield goal("bf16-W3b256-tuned", "W3b256", 2.2, step("W3b256", "own", "bf16", *half, environment=TUNED),
-               step("W3b256", "own", "fp32", *half, environment=TUNED), ceiling=matmul("bf16"))
-    yield goal("bf16-W3b256-tuned-against-plain", "W3b256", 2.4, step("W3b256", "own", "bf16", *half, environment=TUNED),
+    yield goal("bf16-W3b256-tuned", "W3b256", 2.2, step("W3b256", "own", "bf16", TUNED, *half),
+               step("W3b256", "own", "fp32", TUNED, *half), ceiling=matmul("bf16"))
+    yield goal("bf16-W3b256-tuned-against-plain", "W3b256", 2.4, step("W3b256", "own", "bf16", TUNED, *half),
                step("W3b256", "naive", "fp32", *half), ceiling=matmul("bf16"))
     yield goal("bf16-W4-against-plain", "W4", 1.9, step("W4", "frugal", "bf16"), step("W4", "naive", "fp32"),
                ceiling=matmul("bf16"), quick=True)
+    attention = "--attention-fp32"
     for workload, over_fp32, over_stock in (("W5", 1.5, 1.35), ("W6", 1.4, 1.13)):
-        yield goal(f"bf16-{workload}", workload, over_fp32, step(workload, "frugal", "bf16"), step(workload, "frugal", "fp32"),
-                   ceiling=matmul("bf16"), quick=workload == "W5")
-        yield goal(f"bf16-{workload}-against-stock", workload, over_stock, step(workload, "own", "bf16", *half),
+        yield goal(f"bf16-{workload}", workload, over_fp32, step(workload, "frugal", "bf16", attention),
+                   step(workload, "frugal", "fp32"), ceiling=matmul("bf16"), quick=workload == "W5")
+        yield goal(f"bf16-{workload}-against-stock", workload, over_stock, step(workload, "own", "bf16", attention, *half),
                    step(workload, "naive", "bf16", *half), ceiling=matmul("bf16"), quick=workload == "W5")
-    calibrated = "AmpPolicy cannot be calibrated yet"
-    for workload in STEPS:
-        yield Row(f"precision/calibrated/{workload}", workload, "auto", step(workload, "frugal", "auto"),
-                  step(workload, "naive", "bf16"), goal=0.98, missing=calibrated)
-    for width in (64, 256, 1024):
-        for batch in (32, 256):
-            yield Row(f"precision/calibrated/width{width}-batch{batch}", f"grid/{width}", "auto",
-                      step(f"grid/{width}", "frugal", "auto", "--batch", str(batch)),
-                      step(f"grid/{width}", "naive", "bf16", "--batch", str(batch)), goal=0.98, missing=calibrated)
+
+
+def calibrated_rows(_options, native, _left_out):
+    """Auto after calibrate() against the same Trainer in float32, and in bfloat16 as LibTorch's autocast has it."""
+    bf16 = None if "bf16" in native else "this hardware has no bf16"
+    shapes = [(workload, workload, ()) for workload in STEPS]
+    shapes += [(f"width{width}-batch{batch}", f"grid/{width}", ("--batch", str(batch)))
+               for width in (64, 256, 1024) for batch in (32, 256)]
+    for name, workload, more in shapes:
+        for other, precision in (("fp32", "fp32"), ("stock", "bf16")):
+            yield Row(f"precision/calibrated/{name}-against-{other}", workload, "auto",
+                      step(workload, "frugal", "calibrated", *more), step(workload, "frugal", precision, *more), goal=0.98,
+                      missing=bf16 if precision == "bf16" else None, quick=name == "W1", **LOW)
 
 
 def update_rows(*_):
@@ -162,7 +164,7 @@ def together_rows(_options, native, _left_out):
     """Everything on, where it adds up: a model of 25 million weights on micro-batches of 8, 8 of them a step."""
     bf16 = None if "bf16" in native else "this hardware has no bf16"
     split = ("--batch", "8", "--window", "8")
-    ours = step("W3b32", "frugal", "bf16", *split, "--clip", label="frugal, all on", environment=TUNED)
+    ours = step("W3b32", "frugal", "bf16", *split, "--clip", "--casts-per-step", TUNED, label="frugal, all on")
     for name, precision, goal in (("fp32", "fp32", 2.8), ("autocast", "bf16", 3.1)):
         yield Row(f"together/W3-against-naive-{name}", "W3", "bf16", ours, step("W3b32", "naive", precision, *split), goal=goal,
                   steps=3, missing=bf16, quick=name == "fp32", **LOW)
@@ -180,12 +182,16 @@ def lever_rows(_options, native, _left_out):
     for precision in ("fp32", "bf16"):
         if precision in native:
             yield Row(f"lever/allocator/W3-{precision}", "W3b32", precision,
-                      step("W3b32", "frugal", precision, *split, environment=TUNED, label="frugal, allocator tuned"),
+                      step("W3b32", "frugal", precision, *split, TUNED, label="frugal, allocator tuned"),
                       step("W3b32", "frugal", precision, *split), quick=precision == "fp32")
     for precision in ("fp32", "bf16"):
         if precision in native:
             yield Row(f"lever/channels_last/W4-{precision}", "W4", precision, step("W4", "frugal", precision, "--channels-last"),
                       step("W4", "frugal", precision), **LOW)
+    if "bf16" in native:
+        for workload in ("W2", "W3b32"):
+            yield Row(f"lever/weight-casts/{workload}", workload, "bf16", step(workload, "frugal", "bf16", *split, "--casts-per-step"),
+                      step(workload, "frugal", "bf16", *split), **LOW)
     # What the prober is for: the largest micro-batch that fits, against one that was guessed. (Not with BatchNorm, which would see other
     # batches.)
     yield Row("lever/probing/W2", "W2", "fp32", step("W2", "frugal", "fp32", label="frugal, whole batch"),
@@ -242,7 +248,7 @@ def storage_rows(*_):
 
 
 def rows(options, native, left_out):
-    chapters = (precision_goals, update_rows, together_rows, overhead_rows, storage_rows, peer_rows, precision_rows, lever_rows)
+    chapters = (precision_goals, calibrated_rows, update_rows, together_rows, overhead_rows, storage_rows, peer_rows, precision_rows, lever_rows)
     if options.device != "cpu":
         chapters = (precision_rows, together_rows, peer_rows)
         left_out.append({"name": "update, checkpoint, batches, overhead, lever", "reason": "measured on the CPU: --device cpu"})

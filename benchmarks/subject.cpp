@@ -2,6 +2,7 @@
 
 #include "subject.hpp"
 
+#include <frugal/allocator.hpp>
 #include <frugal/version.hpp>
 
 #include <torch/torch.h>
@@ -56,7 +57,10 @@ Settings parse(int argc, char** argv) {
       {"--forward-backward", {&settings.forward_backward, true}},
       {"--channels-last", {&settings.channels_last, true}},
       {"--unfused", {&settings.fused, false}},
-      {"--clip", {&settings.clip, true}}};
+      {"--clip", {&settings.clip, true}},
+      {"--attention-fp32", {&settings.attention_in_fp32, true}},
+      {"--casts-per-step", {&settings.casts_per_step, true}},
+      {"--tuned", {&settings.tuned, true}}};
   for (int i = 2; i < argc; ++i) {
     const std::string name = argv[i];
     if (const auto flag = flags.find(name); flag != flags.end()) {
@@ -120,12 +124,13 @@ Json answer(Subject& subject, const std::string& request, std::int64_t at_start)
   std::string verb, file;
   std::int64_t n = 1;
   words >> verb;
-  if (verb == "run" || verb == "check" || verb == "count") words >> n;
+  if (verb == "run" || verb == "check" || verb == "count" || verb == "instructions") words >> n;
   words >> file;
   if (verb == "run") return subject.run(n);
   if (verb == "check") return subject.check(n, file);
   if (verb == "compare") return subject.compare(file);
   if (verb == "count") return subject.count(n);
+  if (verb == "instructions") return subject.instructions(n);
   if (verb == "export") return subject.export_to(file);
   if (verb == "memory") return Json{{"peak", status("VmHWM:") - at_start}};
   throw std::invalid_argument("There is no request " + verb);
@@ -156,6 +161,7 @@ int serve(int argc, char** argv) {
   forget_peak();
   try {
     const Settings settings = parse(argc, argv);
+    if (settings.tuned) frugal::tune_allocator();
     torch::set_num_threads(settings.threads);
     subject = make(settings);
   } catch (const std::exception& error) {

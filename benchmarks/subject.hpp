@@ -27,6 +27,10 @@ class Subject {
   virtual Json compare(const std::string& file) = 0;
   /// What one of `n` times costs: {"allocations": ..., "operators": ..., "casts": ..., "reads": ...}.
   virtual Json count(std::int64_t) { throw std::invalid_argument("costs of this subject are not counted"); }
+  /// Works `n` times under callgrind, which counts them.
+  virtual Json instructions(std::int64_t) {
+    throw std::invalid_argument("instructions of this subject are not counted");
+  }
   /// Writes data and weights for a peer.
   virtual Json export_to(const std::string&) { throw std::invalid_argument("this subject has no peers"); }
   /// Work of one time, for the fraction of the ceiling: {"flops": ..., "bytes": ..., "samples": ...}.
@@ -37,7 +41,8 @@ class Subject {
 struct Settings {
   std::string kind, workload = "W2", loop = "frugal", precision = "fp32", method, device = "cpu", directory, data;
   std::int64_t batch = 0, window = 1, split = 1;
-  bool forward_backward = false, channels_last = false, fused = true, clip = false;
+  bool forward_backward = false, channels_last = false, fused = true, clip = false, tuned = false;
+  bool attention_in_fp32 = false, casts_per_step = false;
   int threads = 1;
   std::uint64_t seed = 1;
   double target = 0;

@@ -85,13 +85,6 @@ class Update final : public Subject {
   }
 
  private:
-  struct Fused {
-    torch::optim::AdamW& optimizer;
-    frugal::FusedStep& fused;
-    auto& param_groups() { return optimizer.param_groups(); }
-    void step() { fused.step(optimizer); }
-  };
-
   void step() {
     const torch::NoGradGuard no_grad;
     if (method_ == "optim") {
@@ -104,9 +97,8 @@ class Update final : public Subject {
                         1e-8, false, false);
     } else if (method_ == "whole") {
       amp_.scale(loss_);
-      amp_.unscale(stepped_, 1.0);
-      clip_.clip(optimizer_);
-      amp_.step(stepped_);
+      for (std::size_t i = 0; i < weights_.size(); ++i) weights_[i].mutable_grad() = gradients_[i];
+      frugal::update(optimizer_, amp_, clip_, fused_);
     } else {
       throw std::invalid_argument("There is no method " + method_ + ". There are optim, fused, bare, whole.");
     }
@@ -119,7 +111,6 @@ class Update final : public Subject {
   frugal::AmpPolicy<frugal::Fp16> amp_;
   frugal::GradClip clip_{1.0};
   frugal::FusedStep fused_;
-  Fused stepped_{optimizer_, fused_};
   std::vector<torch::Tensor> gradients_, first_, second_, counters_;
 };
 
