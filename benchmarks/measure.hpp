@@ -73,11 +73,14 @@ inline torch::Tensor read_floats(const std::string& file, std::int64_t count) {
   return values;
 }
 
-/// |ours - theirs| / |theirs - start|: how far apart two trainings ended, as a share of how far they went.
-inline double difference(const torch::Tensor& ours, const std::string& theirs, const torch::Tensor& start) {
+/// {"difference": |ours - theirs| / |theirs - start|, how far apart two trainings ended, as a share of how far they went;
+/// "moved": |ours - start| / |theirs - start|, which is far from 1 when one made fewer steps}.
+inline Json comparison(const torch::Tensor& ours, const std::string& theirs, const torch::Tensor& start) {
   const auto other = read_floats(theirs, ours.numel());
-  const double apart = (ours - other).norm().item<double>(), moved = (other - start).norm().item<double>();
-  return moved > 0 ? apart / moved : apart;
+  const auto length = [](const torch::Tensor& way) { return way.norm().item<double>(); };
+  const double apart = length(ours - other), moved = length(ours - start), expected = length(other - start);
+  if (expected == 0) return Json{{"difference", apart}};
+  return Json{{"difference", apart / expected}, {"moved", moved / expected}};
 }
 
 }  // namespace bench

@@ -347,7 +347,14 @@ def left_out_table(result):
 def goals_sentence(result):
     kinds = [verdict(record) for record in result.records]
     met, unmet = kinds.count("met"), kinds.count("unmet")
-    words = [f"{met} of {counted(met + unmet, 'goal')} met" if met + unmet else "No goal was set for what could be measured"]
+    undecided = kinds.count("undecided")
+    words = [f"{met} of {counted(met + unmet, 'goal')} met"] if met + unmet else []
+    if undecided:
+        words.append(f"{counted(undecided, 'goal')} not decided, the machine was busy")
+    if not words:
+        words.append("No goal was set for what could be measured")
+    if result.data.get("interrupted") is True:
+        words.append("the measuring was interrupted")
     if kinds.count("none"):
         words.append(f"{counted(kinds.count('none'), 'row')} without a goal")
     if kinds.count("missing"):
@@ -453,7 +460,7 @@ class Pictures:
         axes.tick_params(axis="y", length=0)
         axes.set_xlabel("ratio: baseline over ours" + (" (logarithmic)" if logarithmic else ""))
         kinds = {verdict(r) for r in records}
-        handles = [self.line([], [], color=c, marker=m, linestyle="", label=VERDICTS[k][2:] if k != "none" else VERDICTS[k])
+        handles = [self.line([], [], color=c, marker=m, linestyle="", label=VERDICTS[k].split(" ", 1)[-1] if k in ("met", "unmet") else VERDICTS[k])
                    for k, (c, m) in LOOKS.items() if k in kinds]
         if kinds & {"met", "unmet"}:
             handles.append(self.line([], [], color=INK, marker="|", markersize=11, markeredgewidth=2.5, linestyle="", label="goal"))
@@ -851,6 +858,8 @@ def readme_block(result):
         lines += [HOW_TO_READ, ""]
     if rows:
         lines += [*markdown_table(["row", "ratio [low, high]", "goal", "met"], [False, True, True, False], rows), ""]
+    if result.data.get("interrupted") is True:
+        lines += ["The measuring was interrupted: rows are missing.", ""]
     missing = len(chosen) - len(rows)
     if missing:
         lines += [f"{counted(missing, 'row')} of these chapters could not be measured there; the report says why.", ""]

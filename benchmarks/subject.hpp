@@ -23,7 +23,8 @@ class Subject {
   virtual Json run(std::int64_t n) = 0;
   /// Works `n` times from the beginning and writes what came out, as float32 numbers; {"losses": [...]}.
   virtual Json check(std::int64_t n, const std::string& file) = 0;
-  /// How far what came out is from what another subject wrote: {"difference": share of what the work changed}.
+  /// How far what came out is from what another subject wrote: {"difference": share of what the work changed}, and
+  /// "moved", see comparison().
   virtual Json compare(const std::string& file) = 0;
   /// What one of `n` times costs: {"allocations": ..., "operators": ..., "casts": ..., "reads": ...}.
   virtual Json count(std::int64_t) { throw std::invalid_argument("costs of this subject are not counted"); }

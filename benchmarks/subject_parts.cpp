@@ -76,9 +76,7 @@ class Update final : public Subject {
     write_bytes(flattened(weights_), file);
     return Json{{"losses", std::vector<double>()}};
   }
-  Json compare(const std::string& file) override {
-    return Json{{"difference", difference(flattened(weights_), file, start_)}};
-  }
+  Json compare(const std::string& file) override { return comparison(flattened(weights_), file, start_); }
   Json work() const override {
     // Weight and two moments are read and written, the gradient is read; all in float.
     return Json{{"bytes", 7.0 * 4.0 * static_cast<double>(start_.numel())}};
@@ -167,7 +165,7 @@ class Save final : public Subject {
   }
   Json compare(const std::string& file) override {
     const auto now = flattened(work_.network->parameters());
-    return Json{{"difference", difference(now, file, now)}};
+    return comparison(now, file, now);
   }
   Json work() const override { return Json{{"bytes", bytes_}}; }
 
@@ -241,9 +239,7 @@ class Epoch final : public Subject {
     write_bytes(sums(), file);
     return Json{{"losses", std::vector<double>()}};
   }
-  Json compare(const std::string& file) override {
-    return Json{{"difference", difference(sums(), file, torch::zeros({785}))}};
-  }
+  Json compare(const std::string& file) override { return comparison(sums(), file, torch::zeros({785})); }
   Json work() const override { return Json{{"bytes", inputs_.nbytes()}, {"samples", inputs_.size(0)}}; }
 
  private:

@@ -83,7 +83,7 @@ class TrainingStep final : public Subject {
     return Json{{"losses", losses}};
   }
   Json compare(const std::string& file) override {
-    return Json{{"difference", difference(flattened(work_.network->parameters()), file, start_)}};
+    return comparison(flattened(work_.network->parameters()), file, start_);
   }
   Json count(std::int64_t n) override {
     for (int i = 0; i < 4; ++i) loop_.step(done_++);

@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 
 import rows as table
 
@@ -216,6 +217,7 @@ class Suite:
         self.ceilings, self.records, self.speeds, self.counts = [], [], [], []
         self.curves, self.memory, self.micro, self.left_out = [], [], [], []
         self.worst_load = 0.0
+        self.interrupted = False
 
     @property
     def segment(self):
@@ -228,6 +230,9 @@ class Suite:
     def out_of_time(self):
         return self.options.minutes is not None and self.minutes() >= self.options.minutes
 
+    def leave_out(self, name):
+        self.left_out.append({"name": name, "reason": f"the {self.options.minutes} minutes were over"})
+
     def command(self, side, threads, folder, program="subject"):
         if side["program"] == "peer":
             return [self.options.peers, str(pathlib.Path(__file__).with_name("peers.py")), "--folder", str(folder),
@@ -237,7 +242,7 @@ class Suite:
                 "--directory", str(self.scratch), *device]
 
     def start(self, side, threads, folder=None, program="subject"):
-        environment = dict(os.environ, OMP_NUM_THREADS=str(threads), MKL_NUM_THREADS=str(threads), **side.get("environment", {}))
+        environment = dict(os.environ, OMP_NUM_THREADS=str(threads), MKL_NUM_THREADS=str(threads))
         subject = Subject(self.command(side, threads, folder, program), environment, self.log)
         self.versions.update(subject.hello.get("versions", {}))
         return subject
@@ -251,6 +256,7 @@ class Suite:
     def measure(self, row, threads):
         """One record."""
         record = empty_record(row.full_name(threads), row.workload, row.precision, threads, row.unit, row.goal_for(threads), row.missing)
+        record["rerun"] += f" --threads {threads}" + (f" --device {self.options.device}" if self.options.device != "cpu" else "")
         if row.missing:
             return record
         folder = self.scratch / f"data-{len(self.records)}-{threads}"
@@ -276,15 +282,17 @@ class Suite:
         if row.steps == 0:
             return
         theirs, own = self.scratch / "theirs.bin", self.scratch / "own.bin"
-        losses = ours.ask(f"check {row.steps} {own}", "losses", patience=row.steps * LONGEST)["losses"]
+        patience = max(60, row.steps * LONGEST)
+        losses = ours.ask(f"check {row.steps} {own}", "losses", patience=patience)["losses"]
         compiles = row.baseline["label"] == "compile"   # which it does here
         expected = baseline.ask(f"check {row.steps} {theirs}", "losses",
-                                patience=PATIENCE if compiles else row.steps * LONGEST)["losses"]
-        record["weights_difference"] = ours.ask(f"compare {theirs}", "difference")["difference"]
+                                patience=PATIENCE if compiles else patience)["losses"]
+        compared = ours.ask(f"compare {theirs}", "difference")
+        record["weights_difference"] = compared["difference"]
         record["tolerance"] = row.tolerance_text()
         if losses and expected:
             record["loss"], record["baseline_loss"] = losses[-1], expected[-1]
-        problem = row.problem(record["weights_difference"], losses, expected)
+        problem = row.problem(compared["difference"], compared.get("moved", 1.0), losses, expected)
         if problem:
             raise SubjectError(f"not timed: the two sides differ after {row.steps} steps: {problem}")
 
@@ -343,14 +351,15 @@ class Suite:
         """Speed and memory of both sides, for steps of a workload."""
         for side, subject, mine, loss in ((row.ours, ours, record["ours"], record["loss"]),
                                           (row.baseline, baseline, record["baseline"], record["baseline_loss"])):
-            if side["arguments"][0] not in ("step", "--peer") or "--forward-backward" in side["arguments"]:
+            if not side.get("plain"):
                 continue
             entry = {"workload": row.workload, "loop": side["label"], "precision": side["precision"], "threads": threads}
             if any(all(speed[key] == value for key, value in entry.items()) for speed in self.speeds):
                 continue
             samples = ours.hello["work"].get("samples")
             entry.update({"steps_per_second": 1 / mine, "samples_per_second": samples / mine if samples else None,
-                          "peak_bytes": subject.ask("memory")["peak"], "loss": loss, "fp32_loss": record["baseline_loss"]})
+                          "peak_bytes": subject.ask("memory", "peak")["peak"], "loss": loss,
+                          "fp32_loss": record["baseline_loss"] if row.baseline["precision"] == "fp32" else None})
             self.speeds.append(entry)
 
     # ---- everything else -------------------------------------------------------------------------------------------
@@ -424,10 +433,16 @@ class Suite:
                 continue
             side = {"program": "subject", "arguments": ["step", "--workload", workload, "--precision", precision,
                                                         "--batch", str(batch)]}
-            with self.start(side, max(self.options.threads)) as subject:
-                subject.ask("run 3")
-                self.memory.append({"workload": workload, "precision": precision, "batch": batch,
-                                    "peak_bytes": subject.ask("memory")["peak"]})
+            if self.out_of_time():
+                self.leave_out(f"memory {workload} {precision} batch {batch}")
+                continue
+            try:
+                with self.start(side, max(self.options.threads)) as subject:
+                    subject.ask("run 3")
+                    self.memory.append({"workload": workload, "precision": precision, "batch": batch,
+                                        "peak_bytes": subject.ask("memory", "peak")["peak"]})
+            except SubjectError as error:
+                self.left_out.append({"name": f"memory {workload} {precision} batch {batch}", "reason": str(error)})
 
     def measure_targets(self):
         """Time to a target, one pair a seed."""
@@ -435,6 +450,9 @@ class Suite:
             if not self.selected(row):
                 continue
             threads = max(self.options.threads)
+            if self.out_of_time():
+                self.leave_out(row.full_name(threads))
+                continue
             record = self.measure_target(row, threads)
             self.records.append(record)
             self.say(record)
@@ -470,8 +488,12 @@ class Suite:
 
     def measure_probe(self):
         side = {"program": "subject", "arguments": ["probe"]}
-        with self.start(side, 1) as subject:
-            found, what = subject.ask("run 1", "share", "trials", "least_share"), subject.hello["subject"]
+        try:
+            with self.start(side, 1) as subject:
+                found, what = subject.ask("run 1", "share", "trials", "least_share"), subject.hello["subject"]
+        except SubjectError as error:
+            self.left_out.append({"name": "prober", "reason": str(error)})
+            return
         for name, unit, ours, ratio in (("prober/share", "1/sample", 1 / found["share"], found["share"]),
                                         ("prober/trials", "trials", found["trials"], table.BISECTION_TRIALS / found["trials"])):
             baseline = 1.0 if unit == "1/sample" else table.BISECTION_TRIALS
@@ -542,6 +564,11 @@ class Suite:
             if flags & {"avx512_fp16", "amx_fp16", "asimdhp"}:
                 self.native.add("fp16")
         else:
+            try:   # one sentence now, not one a row
+                with self.start({"program": "subject", "arguments": ["step", "--workload", "W0"]}, 1):
+                    pass
+            except SubjectError as error:
+                sys.exit(f"bench: --device {self.options.device}: {str(error).splitlines()[0]}")
             self.native |= table.gpu_precisions(self.versions)
 
     def run(self):
@@ -558,12 +585,12 @@ class Suite:
                 if not re.search(self.options.only or "", name):
                     continue
                 if self.out_of_time():
-                    self.left_out.append({"name": name, "reason": f"the {self.options.minutes} minutes were over"})
+                    self.leave_out(name)
                     continue
                 self.records.append(self.measure(row, threads))
                 self.say(self.records[-1])
         if self.out_of_time():
-            self.left_out.append({"name": "prober, counted, micro, memory, target", "reason": f"the {self.options.minutes} minutes were over"})
+            self.leave_out("prober, counted, micro, memory, target")
             return self.result()
         if self.wants("prober/share", "prober/trials"):
             self.measure_probe()
@@ -581,8 +608,8 @@ class Suite:
         return self.result()
 
     def result(self):
-        return {"schema": 1, "mode": "quick" if self.options.quick else "full", "command": self.options.command,
-                "started": self.options.started, "minutes": round(self.minutes(), 1), "machine": table.machine(self),
+        return {"schema": 1, "mode": "quick" if self.options.quick else "full", "interrupted": self.interrupted,
+                "command": self.options.command, "started": self.options.started, "minutes": round(self.minutes(), 1), "machine": table.machine(self),
                 "versions": self.versions, "ceilings": self.ceilings, "records": self.records, "speeds": self.speeds,
                 "counts": self.counts, "curves": self.curves, "memory": self.memory, "micro": self.micro,
                 "left_out": self.left_out}
@@ -610,11 +637,16 @@ def read_result(file):
     """The result in a file, or the end of the program with one sentence."""
     try:
         result = json.loads(pathlib.Path(file).read_text(encoding="utf-8"))
-        records = result["records"]
-        for record in records:
+        if result["schema"] != 1:
+            raise ValueError(f"schema {result['schema']}, and this suite reads 1")
+        names = set()
+        for record in result["records"]:
             numbers = [record[key] for key in ("ratio", "low", "high")]
-            if not isinstance(record["name"], str) or not all(n is None or n > 0 for n in numbers):
-                raise ValueError("a record without a name, or with a ratio that is none")
+            if not isinstance(record["name"], str) or record["name"] in names:
+                raise ValueError("a record without a name of its own")
+            if any(n is not None for n in numbers) and not all(n > 0 for n in numbers):
+                raise ValueError(f"{record['name']} has a ratio that is none")
+            names.add(record["name"])
             record.setdefault("met", None)
         return result
     except OSError as error:
@@ -624,25 +656,72 @@ def read_result(file):
 
 
 def compare_results(first, second):
-    """Prints how the ratios of two results differ; 1 when a goal that was met is met no more."""
+    """Prints how the ratios of two results differ; 1 when a goal that was met is met no more, or no longer measured."""
     one, other = read_result(first), read_result(second)
     before = {record["name"]: record for record in one["records"]}
+    after = {record["name"]: record for record in other["records"]}
+    partial = other.get("mode") == "quick" or "--only" in other.get("command", "")
     lost = False
     print(f"{'':<42} {first} -> {second}")
-    for record in other["records"]:
-        old = before.get(record["name"])
-        if old is None or old["ratio"] is None or record["ratio"] is None:
-            continue
-        apart = record["low"] > old["high"] or record["high"] < old["low"]
-        change = record["ratio"] / old["ratio"] - 1
-        mark = ("better" if change > 0 else "WORSE") if apart else "the same within the ranges"
-        if old["met"] and record["met"] is False:
-            mark += ", goal LOST"
-            lost = True
-        print(f"{record['name']:<42} {old['ratio']:6.2f}x -> {record['ratio']:6.2f}x  {change:+7.1%}  {mark}")
-    for name in sorted(before.keys() - {record["name"] for record in other["records"]}):
-        print(f"{name:<42} is in {first} alone")
+    for name in [*before, *(name for name in after if name not in before)]:
+        mark, goal_lost = compared(before.get(name), after.get(name), partial)
+        lost |= goal_lost
+        print(f"{name:<42} {mark}{', goal LOST' if goal_lost else ''}")
     return 1 if lost else 0
+
+
+def compared(old, new, partial):
+    """What became of one row, in words, and whether a goal was lost by it."""
+    if new is None:
+        return "in the first one alone", bool(old["met"]) and not partial
+    if old is None:
+        return "in the second one alone", False
+    if new["ratio"] is None:
+        return f"no longer measured: {new.get('note')}", bool(old["met"])
+    if old["ratio"] is None:
+        return f"measured for the first time: {new['ratio']:.2f}x", False
+    apart = new["low"] > old["high"] or new["high"] < old["low"]
+    change = new["ratio"] / old["ratio"] - 1
+    mark = ("better" if change > 0 else "WORSE") if apart else "the same within the ranges"
+    if old["met"] and new["met"] is None:
+        mark += ", goal no longer decided: the machine was busy"
+    return f"{old['ratio']:6.2f}x -> {new['ratio']:6.2f}x  {change:+7.1%}  {mark}", bool(old["met"]) and new["met"] is False
+
+
+def without_nan(value):
+    """JSON knows neither NaN nor infinity."""
+    if isinstance(value, dict):
+        return {key: without_nan(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [without_nan(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class Output:
+    """The file for the result. Tried before the measuring; there only when it is whole."""
+
+    def __init__(self, path):
+        self.path = pathlib.Path(path).resolve()
+        self.unfinished = self.path.with_name(self.path.name + ".unfinished")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            if self.path.exists() and not self.path.is_file():
+                raise OSError(0, "it is no file")
+            self.unfinished.write_text("", encoding="utf-8")
+        except OSError as error:
+            sys.exit(f"bench: {path} cannot be written: {error.strerror}")
+
+    def write(self, result):
+        text = json.dumps(without_nan(result), indent=1, allow_nan=False) + "\n"
+        try:
+            self.unfinished.write_text(text, encoding="utf-8")
+            os.replace(self.unfinished, self.path)
+        except OSError as error:
+            print(text)
+            sys.exit(f"bench: {self.path} cannot be written: {error.strerror}; the result is above")
+        void = sum(record["ratio"] is None for record in result["records"])
+        print(f"{len(result['records'])} records in {self.path}, {result['minutes']} minutes"
+              + (f"; {void} of them could not be measured" if void else ""))
 
 
 def parse(arguments):
@@ -671,6 +750,8 @@ def parse(arguments):
     cores = len(os.sched_getaffinity(0))
     options.cores = cores
     try:
+        if options.threads and not re.fullmatch(r"\d+(,\d+)*", options.threads):
+            raise ValueError("--threads: numbers such as 1,2")
         options.threads = sorted({int(n) for n in options.threads.split(",")}) if options.threads else sorted({1, cores})
         if options.threads[0] < 1 or options.threads[-1] > cores:
             raise ValueError(f"--threads: 1 to {cores} on this machine")
@@ -695,27 +776,41 @@ def main():
     if not (pathlib.Path(options.programs) / "frugal_bench_subject").exists():
         sys.exit(f"bench: there is no frugal_bench_subject in {options.programs}. `bash cmake/dev.sh bench` builds it; --programs "
                  "names another folder.")
-    if not any(re.search(options.only or "", name) for name in table.names(options)):
-        sys.exit(f"bench: no row matches {options.only}; bench --list has the names")
-    if options.out:
-        pathlib.Path(options.out).resolve().parent.mkdir(parents=True, exist_ok=True)   # before the measuring, not after
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    suite, code = Suite(options), 0
+    if not table.names(options):
+        peers = "" if options.peers else "; without the Python peers (bash cmake/dev.sh bench-peers) theirs are not there"
+        sys.exit(f"bench: no row matches {options.only}; bench --list has the names{peers}")
+    if options.scratch and not pathlib.Path(options.scratch).is_dir():
+        sys.exit(f"bench: --scratch: there is no folder {options.scratch}")
+    output = Output(options.out) if options.out else None
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ending, signal.default_int_handler)
+    suite = Suite(options)
     try:
-        if options.check_counts:
-            return check_counts(suite)
-        try:
-            result = suite.run()
-        except KeyboardInterrupt:
-            suite.left_out.append({"name": "everything after that", "reason": "interrupted"})
-            result, code = suite.result(), 130
-        if options.out:
-            pathlib.Path(options.out).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-            print(f"{len(result['records'])} records in {options.out}, {result['minutes']} minutes")
-        return code
+        return check_counts(suite) if options.check_counts else measure(suite, output)
     finally:
         suite.log.close()
         shutil.rmtree(suite.scratch, ignore_errors=True)
+
+
+def measure(suite, output):
+    """The exit code. Whatever ends the measuring, what was measured is written."""
+    code = 0
+    try:
+        suite.run()
+    except KeyboardInterrupt:
+        code = 130
+    except Exception as error:   # pylint: disable=broad-except
+        traceback.print_exc()
+        code = 1
+        suite.left_out.append({"name": "everything after that", "reason": f"{type(error).__name__}: {error}"})
+    if code == 130:
+        done = {record["name"] for record in suite.records}
+        rest = [name for name in table.names(suite.options) if name not in done]
+        suite.left_out.append({"name": f"everything after that, {len(rest)} rows", "reason": "interrupted"})
+    suite.interrupted = code != 0
+    if output:
+        output.write(suite.result())
+    return code
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 """Tests of the runner: statistics, goals, dropped pairs, the comparison before the timing. Subjects are small scripts here."""
 
 import json
+import math
 import pathlib
 import sys
 import tempfile
@@ -224,15 +225,64 @@ class Table(unittest.TestCase):
 
 
 class Compare(unittest.TestCase):
-    def test_a_lost_goal_fails(self):
+    def compared(self, change, **result):
+        """What comparing a met goal with a changed record returns; None: without that record."""
         record = {"name": "a", "ratio": 2.0, "low": 1.9, "high": 2.1, "met": True}
         with tempfile.TemporaryDirectory() as folder:
-            files = []
-            for name, change in (("one", {}), ("other", {"ratio": 1.0, "low": 0.9, "high": 1.1, "met": False})):
-                files.append(str(pathlib.Path(folder) / name))
-                pathlib.Path(files[-1]).write_text(json.dumps({"records": [dict(record, **change)]}))
-            self.assertEqual(suite.compare_results(*files), 1)
-            self.assertEqual(suite.compare_results(files[0], files[0]), 0)
+            files = [str(pathlib.Path(folder) / name) for name in ("one", "other")]
+            pathlib.Path(files[0]).write_text(json.dumps({"schema": 1, "records": [record]}))
+            records = [] if change is None else [dict(record, **change)]
+            pathlib.Path(files[1]).write_text(json.dumps({"schema": 1, "records": records, **result}))
+            return suite.compare_results(*files)
+
+    def test_a_lost_goal_fails(self):
+        self.assertEqual(self.compared({}), 0)
+        self.assertEqual(self.compared({"ratio": 1.0, "low": 0.9, "high": 1.1, "met": False}), 1)
+
+    def test_a_goal_that_is_no_longer_measured_is_lost(self):
+        nothing = {"ratio": None, "low": None, "high": None, "met": None, "note": "it crashed"}
+        self.assertEqual(self.compared(nothing), 1)
+        self.assertEqual(self.compared(None), 1)
+        self.assertEqual(self.compared(None, mode="quick"), 0)
+        self.assertEqual(self.compared(None, command="bench --only b"), 0)
+
+    def test_what_is_no_result_is_refused(self):
+        for wrong in ({"schema": 2}, {"records": 5}):
+            with self.assertRaises(SystemExit):
+                self.compared({}, **wrong)
+        with self.assertRaises(SystemExit):
+            self.compared({"low": None})
+
+
+class Comparison(unittest.TestCase):
+    """Whether two sides did the same work."""
+    row = rows.Row("a", "W1", "bf16", {}, {}, **rows.LOW)
+
+    def test_the_same_work_passes(self):
+        self.assertIsNone(self.row.problem(0.4, 1.02, [2.0, 1.0], [2.0, 1.01]))
+        self.assertIsNone(self.row.problem(0.0, None, [], []))
+
+    def test_fewer_steps_are_noticed(self):
+        for moved in (0.5, 0.8, 2.0):
+            self.assertIn("times as far", self.row.problem(0.4, moved, [2.0, 1.0], [2.0, 1.0]))
+
+    def test_what_is_no_number_is_wrong(self):
+        for weights in (None, math.nan, -0.1, True):
+            self.assertIsNotNone(self.row.problem(weights, 1.0, [1.0], [1.0]))
+        for loss in (None, math.nan, math.inf):
+            self.assertIsNotNone(self.row.problem(0.1, 1.0, [loss], [1.0]))
+        self.assertIsNotNone(self.row.problem(0.1, 1.0, [1.0], []))
+        self.assertIsNotNone(self.row.problem(0.1, math.nan, [1.0], [1.0]))
+
+
+class Result(unittest.TestCase):
+    def test_an_output_that_cannot_be_written_is_refused_before_the_measuring(self):
+        for path in ("/proc/nothing/x.json", tempfile.gettempdir()):
+            with self.assertRaises(SystemExit):
+                suite.Output(path)
+
+    def test_json_has_no_nan(self):
+        self.assertEqual(suite.without_nan({"a": [math.nan, {"b": math.inf}, 1.0]}), {"a": [None, {"b": None}, 1.0]})
 
 
 if __name__ == "__main__":

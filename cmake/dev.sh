@@ -269,23 +269,28 @@ report_python() {
   fi
 }
 
+has_peers() { [ -x .venv-peers/bin/python ] && [ ! -e .venv-peers/unfinished ]; }
+
 # bench_into FOLDER BUILD NAME [ARGUMENTS]: measures, and writes NAME.json, NAME.html and NAME.md.
 bench_into() {
-  local folder=$1 built=$2 name=$3
+  local folder=$1 built=$2 name=$3 status=0
   shift 3
   mkdir -p "$folder"
   local peers=()
-  if [ -x .venv-peers/bin/python ] && [ ! -e .venv-peers/unfinished ]; then peers=(--peers "$PWD/.venv-peers/bin/python"); fi
+  if has_peers; then peers=(--peers "$PWD/.venv-peers/bin/python"); fi
   python3 benchmarks/suite.py --programs "$built/benchmarks" --scratch "$built" --out "$folder/$name.json" "${peers[@]}" \
-    --command "bash cmake/dev.sh bench${*:+ $*}" "$@"
+    --command "bash cmake/dev.sh bench${*:+ $*}" "$@" || status=$?
+  if [ "$status" -ne 0 ] && [ "$status" -ne 130 ]; then return "$status"; fi   # an interrupted one has its report
   "$(report_python)" benchmarks/report.py "$folder/$name.json" --out "$folder"
+  return "$status"
 }
 
 bench() {
   local name=cpu-full argument
   for argument in "$@"; do
     case $argument in
-      --list | --compare | -h | --help) exec python3 benchmarks/suite.py "$@" ;;
+      --list) if has_peers; then exec python3 benchmarks/suite.py --peers .venv-peers/bin/python "$@"; else exec python3 benchmarks/suite.py "$@"; fi ;;
+      --compare | -h | --help) exec python3 benchmarks/suite.py "$@" ;;
       --quick) name=${name/full/quick} ;;
       --only | --only=*) name=${name/-*/-only} ;;
       cuda* | --device=cuda*) name=${name/cpu/cuda} ;;

@@ -93,20 +93,21 @@ class FusedCall {
   // divides by a float, which is too coarse for double, and on a CPU in the dtype of the gradients, where 16 bits overflow.
   std::optional<at::Tensor> divisor(const PendingScale& pending) {
     if (pending.settled()) return std::nullopt;
-    const bool divides = device_.is_cpu() ? divides_on_cpu(pending) : dtype_ != at::kDouble;
-    if (divides && device_.is_cpu() && static_cast<float>(1.0 / pending.factor) == 1.0F) return std::nullopt;
+    const double by = 1.0 / pending.factor;
+    if (divides_on_cpu(pending, by) && std::abs(by - 1) <= std::numeric_limits<float>::epsilon()) return std::nullopt;
     for (const at::Tensor& gradient : gradients_.list()) gradient.unsafeGetTensorImpl()->bump_version();
-    if (!divides) return pending.multiply(gradients_.list()), std::nullopt;
+    if (device_.is_cpu() ? !divides_on_cpu(pending, by) : dtype_ == at::kDouble)
+      return pending.multiply(gradients_.list()), std::nullopt;
     if (!divisor_.defined()) divisor_ = at::empty({}, at::TensorOptions().device(device_).dtype(at::kFloat));
-    if (device_.is_cpu()) *divisor_.mutable_data_ptr<float>() = static_cast<float>(1.0 / pending.factor);
-    else if (!pending.coefficient.defined()) divisor_.fill_(1.0 / pending.factor);
+    if (device_.is_cpu()) *divisor_.mutable_data_ptr<float>() = static_cast<float>(by);
+    else if (!pending.coefficient.defined()) divisor_.fill_(by);
     else divisor_ = pending.coefficient.to(device_, /*non_blocking=*/true).mul(pending.factor).reciprocal();
     return divisor_;
   }
-  bool divides_on_cpu(const PendingScale& pending) const {
+  bool divides_on_cpu(const PendingScale& pending, double by) const {
     using Float = std::numeric_limits<float>;
-    const double by = 1.0 / pending.factor;
-    if (pending.coefficient.defined() || !(std::abs(by) >= Float::min() && std::abs(by) <= Float::max())) return false;
+    const bool fits = std::abs(by) >= Float::min() && std::abs(by) <= Float::max();
+    if (!device_.is_cpu() || pending.coefficient.defined() || !fits) return false;
     return dtype_ == at::kFloat || (dtype_ == at::kDouble && 1.0 / static_cast<float>(by) == pending.factor);
   }
 

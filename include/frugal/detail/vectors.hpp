@@ -20,28 +20,35 @@ struct Vector {
   static constexpr std::int64_t lanes = 16 / sizeof(Value);
 };
 
-// A page ahead, in which the processor does not look by itself: one thread reads memory at nearly twice the rate.
+// A page ahead, where the processor does not look by itself.
 inline void prefetch(const void* at) { __builtin_prefetch(static_cast<const char*>(at) + 4096); }
 
-// In the precision of the values within a block, in double beyond. Not finite: something is not, or a square overflowed.
+// Adds the squares of one cache line to four sums, since an addition takes four cycles.
+template <class Value>
+void add_squares(const Value* line, typename Vector<Value>::Values (&sums)[4]) {
+  prefetch(line);
+  const auto* const four = reinterpret_cast<const typename Vector<Value>::Loose*>(line);
+  sums[0] += four[0] * four[0], sums[1] += four[1] * four[1];
+  sums[2] += four[2] * four[2], sums[3] += four[3] * four[3];
+}
+
+// In the precision of the values within a block, in double beyond. Not finite: something is not, or a square overflowed. Four
+// places are read at a time: memory gives one thread twice as much that way.
 template <class Value>
 double sum_of_squares(const Value* at, std::int64_t count) {
-  using V = Vector<Value>;
-  constexpr std::int64_t block = 4096, stride = 4 * V::lanes;
+  constexpr std::int64_t line = 4 * Vector<Value>::lanes, block = 64 * line;
+  const std::int64_t quarter = count / 4 / line * line;
   double sum = 0;
-  while (count > 0) {
-    const Value* const stop = at + std::min(count, block);
-    count -= stop - at;
-    typename V::Values a{}, b{}, c{}, d{};  // four, since an addition takes four cycles
-    for (; stop - at >= stride; at += stride) {
-      prefetch(at);
-      const auto* const four = reinterpret_cast<const typename V::Loose*>(at);
-      a += four[0] * four[0], b += four[1] * four[1], c += four[2] * four[2], d += four[3] * four[3];
+  for (std::int64_t i = 0; i < quarter;) {
+    typename Vector<Value>::Values sums[4] = {};
+    for (const std::int64_t stop = std::min(i + block, quarter); i < stop; i += line) {
+      add_squares(at + i, sums), add_squares(at + i + quarter, sums);
+      add_squares(at + i + 2 * quarter, sums), add_squares(at + i + 3 * quarter, sums);
     }
-    a = (a + b) + (c + d);
-    for (int i = 0; i < V::lanes; ++i) sum += static_cast<double>(a[i]);
-    for (; at != stop; ++at) sum += static_cast<double>(*at) * static_cast<double>(*at);
+    const auto all = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    for (int lane = 0; lane < Vector<Value>::lanes; ++lane) sum += static_cast<double>(all[lane]);
   }
+  for (std::int64_t i = 4 * quarter; i < count; ++i) sum += static_cast<double>(at[i]) * static_cast<double>(at[i]);
   return sum;
 }
 
