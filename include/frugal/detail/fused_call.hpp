@@ -44,7 +44,7 @@ class FusedCall {
   void add(const at::Tensor& parameter, const at::Tensor& gradient) {
     parameters_.push_back(parameter);
     gradients_.push_back(gradient);
-    parameter.unsafeGetTensorImpl()->bump_version();
+    changed(parameter);
     if (dealt_) ends_.push_back((ends_.empty() ? 0 : ends_.back()) + parameter.numel() + by_itself);
   }
   void add_state(std::size_t which, const at::Tensor& state) { state_[which].push_back(state); }
@@ -75,6 +75,10 @@ class FusedCall {
   }
 
  private:
+  static void changed(const at::Tensor& tensor) {
+    if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+  }
+
   static constexpr std::int64_t by_itself = 1024;  // what a tensor without elements takes, in elements
 
   // The tensors of a part are those that end in it.
@@ -95,7 +99,7 @@ class FusedCall {
     if (pending.settled()) return std::nullopt;
     const double by = 1.0 / pending.factor;
     if (divides_on_cpu(pending, by) && std::abs(by - 1) <= std::numeric_limits<float>::epsilon()) return std::nullopt;
-    for (const at::Tensor& gradient : gradients_.list()) gradient.unsafeGetTensorImpl()->bump_version();
+    for (const at::Tensor& gradient : gradients_.list()) changed(gradient);
     if (device_.is_cpu() ? !divides_on_cpu(pending, by) : dtype_ == at::kDouble)
       return pending.multiply(gradients_.list()), std::nullopt;
     if (!divisor_.defined()) divisor_ = at::empty({}, at::TensorOptions().device(device_).dtype(at::kFloat));

@@ -15,6 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <ranges>
 #include <typeinfo>
 #include <utility>
 #include <vector>
@@ -145,7 +146,7 @@ class FusedGroups {
                   const PendingScale& pending) {
     using ParamState = typename Kernel::State;
     const bool deals = at::get_num_threads() > 1;
-    for (Entry& entry : entries_) {
+    for (Entry& entry : entries_ | std::views::reverse) {  // clipping has read gradients from first to last
       const std::int64_t due = Kernel::due(options, static_cast<const ParamState*>(entry.state));
       if (!complete_) complete<Kernel>(optimizer, options, entry);
       if (entry.parameter->numel() > 0) add<Kernel>(options, entry, due, deals);

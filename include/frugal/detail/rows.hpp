@@ -29,13 +29,13 @@ class Rows {
   // A part is not worth a thread when all of them together are small.
   std::int64_t parts() const { return count_ == 0 ? 0 : count_ < small ? 1 : most; }
 
-  // Calls work(part, pointers, count) for stretches of every part, in order within a part. The last part comes first, so that
-  // what is touched last, and may still be in a cache, is the front, where the next pass begins.
+  // Calls work(part, pointers, count) for stretches of every part, in order within a part. Roughly from front to back, whoever
+  // takes a part: what is touched last, and may still be in a cache, is the back.
   void each(const auto& work) {
     if (parts() == 0) return;
-    std::atomic<std::int64_t> left = parts();
+    std::atomic<std::int64_t> next = 0;
     const auto part = [&](std::int64_t) {
-      const std::int64_t i = --left;
+      const std::int64_t i = next++;
       visit(i, count_ * i / parts(), count_ * (i + 1) / parts(), work);
     };
     if (parts() == 1) part(0);
