@@ -172,18 +172,19 @@ TEST_CASE("a deferred update of scaled gradients has the bits of an update in pa
 }
 
 TEST_CASE("a deferred update that normalises and clips is the one in passes but for rounding") {
+  const double factor = GENERATE(0.7, -0.7);
   for (const Make& make : every_class())
     for (const auto dtype : {torch::kFloat, torch::kDouble}) {
       Twins twins(two_groups(dtype), make);
       FusedStep later, at_once;
       AmpPolicy<Fp16> amp = fp16(1024);
-      Factor uneven{0.7};
+      Factor uneven{factor};
       GradClip clip(1.0);
       const double tolerance = dtype == torch::kDouble ? 1e-12 : 1e-6;
       for (const double size : {1024.0, 20.0, 3000.0}) {  // the second one is short enough
         twins.gradients(size);
         CHECK(step_later(twins, amp, uneven, clip, later) == StepResult::applied);
-        const double norm = twins.step_at_once(0.7 / 1024, 1.0, at_once);
+        const double norm = twins.step_at_once(factor / 1024, 1.0, at_once);
         CHECK(clip.norm() == Approx(norm).epsilon(1e-6));
         CHECK(twins.difference() < tolerance);
       }
@@ -217,18 +218,19 @@ TEST_CASE("a deferred update writes no gradient before the step, and calls no op
 TEST_CASE("a deferred update steps parameters of 16 bits as one in passes") {
   for (const auto dtype : {torch::kHalf, torch::kBFloat16})
     for (const Make& make :
-         {Make(making<AdamW>(AdamWOptions(0.01).eps(1e-3))), Make(making<Adagrad>(AdagradOptions(0.1)))}) {
-      Twins twins(two_groups(dtype), make);
-      FusedStep later, at_once;
-      AmpPolicy<Fp16> amp = fp16(65536);  // beyond half: dividing by it in half would leave nothing
-      for (int n = 0; n < 3; ++n) {
-        twins.gradients(1000);
-        CHECK(step_later(twins, amp, later) == StepResult::applied);
-        twins.step_at_once(1.0 / 65536, {}, at_once);
-        CHECK(later.reason() == "fused kernels");
-        CHECK(twins.difference() == 0);
+         {Make(making<AdamW>(AdamWOptions(0.01).eps(1e-3))), Make(making<Adagrad>(AdagradOptions(0.1)))})
+      for (const double scale : {65536.0, 1000.0}) {  // half has neither 65536 nor room for much of a thousandth
+        Twins twins(two_groups(dtype), make);
+        FusedStep later, at_once;
+        AmpPolicy<Fp16> amp = fp16(scale);
+        for (int n = 0; n < 3; ++n) {
+          twins.gradients(1000);
+          CHECK(step_later(twins, amp, later) == StepResult::applied);
+          twins.step_at_once(1.0 / scale, {}, at_once);
+          CHECK(later.reason() == "fused kernels");
+          CHECK(twins.difference() == 0);
+        }
       }
-    }
 }
 
 TEST_CASE("a deferred update works where a group falls back to torch::optim, or all do") {
