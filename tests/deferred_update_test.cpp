@@ -532,3 +532,32 @@ TEST_CASE("a deferred update that throws drops its window") {
   CHECK(update(*twins.later, amp, step) == StepResult::applied);
   CHECK(twins.later_groups[0][0].detach().equal(torch::full({2}, -2.0F)));
 }
+
+namespace {
+struct OwnZero : SGD {
+  using SGD::SGD;
+  int zeroed = 0;
+  void zero_grad(bool = true) { ++zeroed, SGD::zero_grad(); }
+};
+}  // namespace
+
+TEST_CASE("an update drops the gradients without an operator, and by zero_grad() where that is the optimizer's own") {
+  const torch::Tensor weight = leaf(torch::ones({4})), frozen = leaf(torch::ones({2}));
+  weight.mutable_grad() = torch::ones({4});
+  const torch::Tensor held = weight.grad();
+  SECTION("LibTorch's") {
+    SGD optimizer({weight, frozen}, SGDOptions(0.5));
+    FusedStep fused;
+    const Operators counted;
+    CHECK(update(optimizer, fused) == StepResult::applied);
+    CHECK(counted["aten::detach_"] == 0);
+  }
+  SECTION("a user's") {
+    OwnZero optimizer({weight, frozen}, SGDOptions(0.5));
+    CHECK(update(optimizer) == StepResult::applied);
+    CHECK(optimizer.zeroed == 1);
+  }
+  CHECK_FALSE(weight.grad().defined());
+  CHECK(torch::equal(weight.detach(), torch::full({4}, 0.5)));
+  CHECK(torch::equal(held, torch::ones({4})));
+}

@@ -42,7 +42,7 @@
 /// | `Fp32` | full precision | your own autocast is off inside the region; LibTorch's TF32 switches stay as they are |
 /// | `Tf32` | float32, TF32 matrix products and convolutions | a process-wide switch |
 /// | `Bf16` | autocast to bfloat16 | no scaler, no skips, nothing read back from a device |
-/// | `Fp16` | autocast to float16 | loss scaling; one device read per step decides whether to skip it |
+/// | `Fp16` | autocast to float16 | loss scaling; one device read per step decides whether to skip it (or none: SkipDecision) |
 /// | `BitExact` | full precision without TF32 | deterministic kernels: two runs, the same bits; process-wide switches |
 ///
 /// `Auto` becomes what `AmpOptions::precision` says; else bit-exact when FRUGAL_BIT_EXACT=1 is in the environment; else
@@ -86,7 +86,7 @@ class AmpPolicy {
   template <std::same_as<Capability> Value>  // a template, since braces could be either for clang 16
   AmpPolicy(at::Device device, Value capability) : AmpPolicy(device, capability, AmpOptions{}) {}
   AmpPolicy(at::Device device, Capability capability, AmpOptions options)
-      : device_(device), chosen_(in_code(options), capability), scaling_(options.scaler) {
+      : device_(device), chosen_(in_code(options), capability), scaling_(options.scaler, options.skip_decision) {
     TORCH_CHECK(capability.device == device.type(), "AmpPolicy: the device is ", device,
                 " but the Capability describes a ", capability.device, " device. Pass the two for the same kind.");
     if constexpr (sets_switches) {
@@ -113,10 +113,7 @@ class AmpPolicy {
   /// scale. Call it for every micro-batch.
   at::Tensor scale(const at::Tensor& loss) {
     if constexpr (can_skip)
-      if (scales()) {
-        const double scale = scaling_.begin_loss();
-        return (loss.scalar_type() == at::kDouble ? loss : loss.to(at::kFloat)).mul(scale);
-      }
+      if (scales()) return scaling_.scaled(loss.scalar_type() == at::kDouble ? loss : loss.to(at::kFloat));
     return loss;
   }
 
@@ -132,7 +129,8 @@ class AmpPolicy {
   }
 
   /// Steps the optimizer, or returns false on overflow: nothing advanced, the scale backs off. Unscales first if nobody
-  /// has. One device read with a scaler, none without. Throws after `max_consecutive_skips` overflows in a row.
+  /// has. One device read with a scaler, none without. Throws after `max_consecutive_skips` overflows in a row. Lagged
+  /// (SkipDecision), it says true, throws one window later, and unanswered() holds until settle() has asked.
   bool step(auto& optimizer) {
     constexpr bool steps = requires { optimizer.step(); };
     static_assert(
@@ -145,6 +143,21 @@ class AmpPolicy {
       if (extras_) extras_->casts.clear();  // the memory, too
     }
     return true;
+  }
+
+  /// Lagged: whether nobody knows yet if the last step, of this optimizer or of any, was skipped.
+  bool unanswered(auto& optimizer) {
+    if constexpr (can_skip) return scales() && scaling_.unanswered(optimizer);
+    else return false;
+  }
+  bool unanswered() const {
+    if constexpr (can_skip) return scales() && scaling_.unanswered();
+    else return false;
+  }
+  /// Lagged: as step(), for the last step. settle() (update.hpp) asks it and has the update policy take back what it counted.
+  bool answer(auto& optimizer) {
+    if constexpr (can_skip) return !scales() || !scaling_.answer(optimizer);
+    else return true;
   }
 
   /// Forgets a window that was unscaled and will not be stepped; update() calls it when something throws in between.
@@ -191,6 +204,9 @@ class AmpPolicy {
     if constexpr (can_skip) scaling_.reset();
   }
   void save(auto& out) const {
+    TORCH_CHECK(!unanswered(),
+                "AmpPolicy: save() while it is not known whether the last step was skipped, and the optimizer may "
+                "have counted it. Call frugal::settle(optimizer, amp, fused) first.");
     chosen_.save(out);
     if constexpr (can_skip)
       if (scales()) scaling_.next().save(out);

@@ -74,6 +74,9 @@ class FusedStep {
     run(optimizer, pending);
   }
 
+  /// For settle(): the last step of this optimizer was one that a PendingScale::skip turned into none.
+  void take_back(torch::optim::Optimizer& optimizer) { groups_.take_back(optimizer); }
+
   /// How the last step was made, in one sentence: "fused kernels", or who fell back and why. Groups count from 0.
   std::string reason() const {
     if (whole_) return whole_;
@@ -94,6 +97,7 @@ class FusedStep {
     if constexpr (std::derived_from<Optimizer, torch::optim::Optimizer> && steps_alone) {
       whole_ = nullptr;
       if (options_.stepping == Stepping::fused && groups_.step(optimizer, pending)) return;
+      if (pending.skips()) return;
       pending.settle(optimizer, gradients_);
     }
     if constexpr (steps_alone) {

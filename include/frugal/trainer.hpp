@@ -52,7 +52,10 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
   template <class Batch>
   StepResult step(const Batch& batch) {
     constexpr bool callable = std::invocable<Loss&, Model&, const Batch&>;
-    constexpr bool swapped = !callable && std::invocable<Loss&, const Batch&, Model&>;
+    constexpr bool swapped = [] {  // not asked of a loss function that fits: a generic one may not survive the question
+      if constexpr (callable) return false;
+      else return std::invocable<Loss&, const Batch&, Model&>;
+    }();
     static_assert(!swapped,
                   "Trainer: the loss function takes the batch first. Write `loss(Model&, const Batch&)`: the model, "
                   "then the batch.");
@@ -76,7 +79,11 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
   /// Steps on the unfinished window, exactly weighted. accumulated: there was none.
   StepResult flush() {
     if constexpr (!Composed::needs_closure)
-      if (accumulation().pending()) return update_weights();
+      if (accumulation().pending()) {
+        const StepResult result = update_weights(), late = this->book();
+        return late == StepResult::accumulated ? result : late;
+      }
+    this->book();
     accumulation().finish();  // micro-batches without a sample or token: a window, but no gradient
     return StepResult::accumulated;
   }
@@ -110,12 +117,16 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
   /// One check, for loops that you own: tells schedule and stopping policy of the metric, keeps the weights that the model
   /// holds now if it is the best check, saves if due. Stop when it returns anything but `none`.
   StopReason check(const Metrics& metrics) {
+    this->book();
     this->observe(metrics);
     save_if_due();
     return this->stopping().reason();
   }
   /// Brings the best weights back, as fit() does at its end. False: there are none.
-  bool restore_best() { return this->restored_best(); }
+  bool restore_best() {
+    this->book();
+    return this->restored_best();
+  }
 
   /// Continues from the newest valid checkpoint: model, optimizer, every policy with state, random numbers, position in the
   /// data. False: there is none (or checkpoints are switched off) and nothing was changed. Throws when the checkpoint is of
@@ -127,6 +138,7 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
     });
     if (!found) return false;
     progress_ = *found;
+    this->unbooked_ = {};
     this->place_.resumed();
     this->note_saved();
     begun_ = moved_ = false;
@@ -140,10 +152,16 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
 
   /// Has the AmpPolicy compute as is measured to be the fastest for this model here, on a batch of the usual size; nothing
   /// else changes. See calibration.hpp, which must be included. `if (!trainer.resume()) trainer.calibrate(batch);`
-  auto calibrate(const auto& batch, const auto&... options) { return this->calibrated(batch, options...); }
+  auto calibrate(const auto& batch, const auto&... options) {
+    this->book();
+    return this->calibrated(batch, options...);
+  }
 
   /// Begins a new run on the weights that the model holds: Progress and policies are as new. The optimizer keeps its state.
-  void restart() { this->renew(); }
+  void restart() {
+    this->book();
+    this->renew();
+  }
 
   /// The policy of that type.
   template <class Type>
@@ -152,8 +170,10 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
     static_assert(passed, "Trainer: get<Policy>() asks for a policy that was not passed.");
     if constexpr (passed) return std::get<Type>(this->policies_);
   }
-  /// Where the run stands. Reads the last window's loss: at most one device sync per window, here and not before.
+  /// Where the run stands. Reads the last window's loss: at most one device sync per window, here and not before. Waits for
+  /// the answer of a step that comes late (SkipDecision::lagged), and books it.
   const Progress& progress() const {
+    const_cast<Trainer*>(this)->book();  // no Trainer is a constant one: step() has to be called
     read_loss();
     return progress_;
   }
@@ -162,6 +182,7 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
   StepResult update_weights() {
     return this->closed(this->or_drop_window([&] {
       phase(Phase::update);
+      this->book();  // the step before this one, if its answer came late
       return detail::update_window(optimizer_, precision(), accumulation(), clipping(), updating(), this->watch());
     }));
   }
@@ -174,6 +195,7 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
                   "Batches.");
     const auto started = std::chrono::steady_clock::now();
     StopReason reason = this->or_train_mode([&] {
+      this->book();
       Base::template expect<Validate>(options);
       return stop_reason(options);
     });
@@ -222,9 +244,11 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
     for (auto at = this->first_of(range, consumed); at != range.end(); ++at, phase(Phase::data)) {
       reason = this->after_window(step(*at), validate, options) ? stop_reason(options) : StopReason::preempted;
       if (reason == StopReason::none) continue;
+      this->book();
       if (this->ends_epoch(batches, range, at)) break;
       return reason;
     }
+    this->book();
     if (reason == StopReason::none) this->expect_training_since(before);
     this->stage_ = detail::EpochStage::through;
     return reason;

@@ -36,6 +36,18 @@ struct Middle {
   static constexpr bool sound = fit && unique;
 };
 
+// Whether the last step was skipped, where that is learned late; accumulated: it is known.
+StepResult answered(auto& optimizer, auto& precision, auto& update) {
+  if constexpr (requires { precision.unanswered(optimizer); }) {
+    if (!precision.unanswered(optimizer)) return StepResult::accumulated;
+    if (precision.answer(optimizer)) return StepResult::applied;
+    if constexpr (requires { update.take_back(optimizer); }) update.take_back(optimizer);
+    return StepResult::skipped;
+  } else {
+    return StepResult::accumulated;
+  }
+}
+
 // The order of an update. `watch` sees the unscaled gradients before they are clipped. An empty one has nobody to tell: the
 // gradients may then stay scaled until the step, which saves the passes over them that only multiply.
 template <class Optimizer, class Precision, class Clipping, class Update, class Watch>
@@ -48,10 +60,11 @@ StepResult update_window(Optimizer& optimizer, Precision& precision, auto& accum
   }();
   bool applied = false;
   const auto finish = [&] {
-    optimizer.zero_grad();  // at once: the memory is free before the next forward
+    drop_gradients(optimizer);  // at once: the memory is free before the next forward
     accumulation.finish();
   };
   try {
+    answered(optimizer, precision, update);
     precision.unscale(stepped, accumulation.factor());
     watch();
     if constexpr (later) clipping.clip(stepped);
@@ -92,6 +105,19 @@ StepResult update(Optimizer& optimizer, Policies&... policies) {
     auto pack = std::tie(policies...);
     return detail::update_window(optimizer, detail::slot<Role::precision>(pack), detail::slot<Role::accumulation>(pack),
                                  detail::slot<Role::clipping>(pack), detail::slot<Role::update>(pack), [] {});
+  } else {
+    return StepResult::accumulated;
+  }
+}
+
+/// After an update() with the same policies whose answer comes late (SkipDecision::lagged): whether it applied or skipped; the
+/// optimizer's counters are right from here on. accumulated: nothing was open. The next update() does it by itself, so call this
+/// to hear the answer: before that update, which costs no wait, or at once, before a save, an evaluation, or the end.
+template <class Optimizer, class... Policies>
+StepResult settle(Optimizer& optimizer, Policies&... policies) {
+  if constexpr (detail::Middle<Policies...>::sound) {
+    auto pack = std::tie(policies...);
+    return detail::answered(optimizer, detail::slot<Role::precision>(pack), detail::slot<Role::update>(pack));
   } else {
     return StepResult::accumulated;
   }

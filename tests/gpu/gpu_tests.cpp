@@ -16,6 +16,7 @@
 #include <frugal/grad_accumulator.hpp>
 #include <frugal/grad_clip.hpp>
 #include <frugal/schedule.hpp>
+#include <frugal/testing.hpp>
 #include <frugal/trainer.hpp>
 
 #include <ATen/record_function.h>
@@ -218,6 +219,28 @@ void fp16_reads_once_per_window(at::Device device) {
   need(Reads::count == 3, std::to_string(Reads::count) + " values were read back in 3 windows, one each is expected");
 }
 
+// Windows 3, 7 and 8 overflow; the first moments and the counters must not know.
+void lagged_skips_are_exact_ones(at::Device device) {
+  const auto train = [&](SkipDecision decision) {
+    Training training{device};
+    torch::optim::AdamW& optimizer = training.optimizer;
+    Trainer trainer{training.net,
+                    optimizer,
+                    testing::OverflowAt{MeanLoss{}, {3, 7, 8}},
+                    amp_on<Fp16>(device, {.scaler = {.init_scale = 1024}, .skip_decision = decision}),
+                    FusedStep(),
+                    Schedule(cosine(1000))};
+    for (int i = 0; i < 12; ++i) trainer.step(training.batch);
+    need(trainer.progress().step == 9 && trainer.progress().skipped == 3, "the steps were not counted");
+    const auto& state = static_cast<torch::optim::AdamWParamState&>(*optimizer.state().begin()->second);
+    need(state.step() == 9, "the optimizer's step number is " + std::to_string(state.step()) + ", not 9");
+    need(trainer.template get<AmpPolicy<Fp16>>().scale_factor() == 128, "the scale did not back off three times");
+    return torch::nn::utils::parameters_to_vector(training.net->parameters()).detach();
+  };
+  const auto exact = train(SkipDecision::exact), lagged = train(SkipDecision::lagged);
+  need(torch::allclose(exact, lagged, 1e-4, 1e-6), "the weights differ");
+}
+
 // ----------------------------------------------------------------------------------------------------------- data
 
 // The device is kept busy, so that the host runs far ahead of it: a batch whose memory is reused before the device has
@@ -414,6 +437,10 @@ int all_checks(at::Device device) {
   no_sync("weights cast once per step", [&] {
     return std::tuple(amp_on<Bf16>(device, {.weight_casts = WeightCasts::per_step}), GradAccumulator(4));
   });
+  no_sync("AmpPolicy<Fp16> with lagged skips, GradAccumulator, GradClip and FusedStep", [&] {
+    return std::tuple(amp_on<Fp16>(device, {.skip_decision = SkipDecision::lagged}), GradAccumulator(4), GradClip(0.1),
+                      FusedStep());
+  });
   no_sync("Averager", [] { return std::tuple(Averager()); });
   no_sync("all of them", [&] {
     return std::tuple(amp_on<Bf16>(device), GradAccumulator(4), GradClip(0.1), Averager(), cosine_rate(), FusedStep(),
@@ -421,6 +448,7 @@ int all_checks(at::Device device) {
   });
   report.check("no sync per step: Batches on the way to the device", [&] { batches_without_sync(device); });
   report.check("fp16 reads one value per window", [&] { fp16_reads_once_per_window(device); });
+  report.check("lagged skips end where exact ones do", [&] { lagged_skips_are_exact_ones(device); });
 
   report.check("a prefetched batch keeps its values under a busy device",
                [&] { prefetched_batches_keep_their_values(device, 0); });

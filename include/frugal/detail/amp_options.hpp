@@ -16,6 +16,15 @@ struct Fp16 {};      ///< autocast to float16 with loss scaling
 struct BitExact {};  ///< float32, the same bits in every run
 struct Auto {};      ///< decided when the policy is constructed
 
+/// When fp16's step() learns whether the window overflowed. Either way the device skips a window that did, and nothing of it
+/// is kept.
+enum class SkipDecision {
+  exact,  ///< in step(): one device read per window, for which the host waits
+  lagged,  ///< at the next update, when the answer has long arrived: the host never waits. Until then step() has said true,
+  ///< and frugal::settle() asks. With FusedStep in update() and the Trainer, where nobody watches gradients; elsewhere
+  ///< as exact
+};
+
 /// Options of AmpPolicy. `attention` and `weight_casts` mean something where the precision is bf16 or fp16. Anything but
 /// their defaults registers kernels with LibTorch's dispatcher while such a policy lives: they act in the regions of
 /// these policies alone, but are the process's, so construct and destroy such a policy while no other thread computes.
@@ -26,6 +35,7 @@ struct AmpOptions {
   Attention attention = Attention::autocast;            ///< see Attention
   WeightCasts weight_casts = WeightCasts::per_forward;  ///< see WeightCasts; a copy of the weights in low precision
                                                         ///< lives from their first use to the step
+  SkipDecision skip_decision = SkipDecision::exact;     ///< see SkipDecision; means something in fp16
 };
 
 namespace detail {

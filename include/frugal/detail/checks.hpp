@@ -203,6 +203,7 @@ class Checks : protected Endings<Model, Optimizer, Loss, Policies...> {
   // Validates and saves, if a window was finished and they are due. False: interrupted during the validation.
   bool after_window(StepResult result, auto& validate, const FitOptions& options) {
     if (result == StepResult::accumulated) return true;
+    this->book_if_asked(options);
     if (this->check_due(options) && !validated(validate)) return false;
     save_if_due();
     return true;

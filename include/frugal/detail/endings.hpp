@@ -70,9 +70,16 @@ class Endings : protected Saves<Model, Optimizer, Loss, Policies...> {
 
   // Whether these weights have a check to come. That hangs on the books alone, which every checkpoint has: so a check that
   // an exception or an interruption prevented, or that comes after a save in on_step, is still due.
-  bool check_due(const FitOptions& options) const {
+  static bool check_due(const Progress& at, const FitOptions& options) {
     const std::int64_t every = options.validate_every_steps;
-    return every > 0 && progress_.step > 0 && progress_.step % every == 0 && progress_.metric_step != progress_.step;
+    return every > 0 && at.step > 0 && at.step % every == 0 && at.metric_step != at.step;
+  }
+  bool check_due(const FitOptions& options) const { return check_due(progress_, options); }
+  // Books a step whose answer comes late now if anything hangs on it.
+  void book_if_asked(const FitOptions& options) {
+    if (!this->unanswered()) return;
+    const Progress next = this->next_step();
+    if (is_finished(next, options) || check_due(next, options) || this->checkpointing().due(next)) this->book();
   }
   // Whether a run that ends for this reason leaves weights that are worth a check and had none. One that diverged does not;
   // an interrupted one goes on; a stopping policy has had the check that it decided by.
@@ -126,6 +133,7 @@ class Endings : protected Saves<Model, Optimizer, Loss, Policies...> {
     progress_ = {};
     this->stage_ = EpochStage::outside;
     this->loss_log_.reset();
+    this->unbooked_ = {};
     this->best_.forget(), this->trained_.forget();
     this->place_ = {};  // and the random numbers that a resume left there
     this->saving_ = {};

@@ -57,7 +57,8 @@ class FusedCall {
                          .gradients = gradients_.list(),
                          .state = {state_[0].list(), state_[1].list(), state_[2].list()},
                          .steps = at::TensorList(steps_).slice(0, parameters_.size()),
-                         .divisor = divisor(pending)};
+                         .divisor = divisor(pending),
+                         .skip = skip(pending)};
     const auto parts = dealt_ ? std::min<std::int64_t>(at::get_num_threads(), std::ssize(ends_)) : 1;
     if (parts == 1) return Kernel::call(options, step_, all);
     threads_.each(parts, [&](std::int64_t part) {
@@ -107,6 +108,10 @@ class FusedCall {
     else if (!pending.coefficient.defined()) divisor_.fill_(by);
     else divisor_ = pending.coefficient.to(device_, /*non_blocking=*/true).mul(pending.factor).reciprocal();
     return divisor_;
+  }
+  std::optional<at::Tensor> skip(const PendingScale& pending) const {
+    if (!pending.skip.defined()) return std::nullopt;
+    return pending.skip.to(device_, /*non_blocking=*/true);
   }
   bool divides_on_cpu(const PendingScale& pending, double by) const {
     using Float = std::numeric_limits<float>;

@@ -28,14 +28,16 @@ class FusedGroups {
   // False, and nothing happened: the class of the optimizer is not one of the four. The dynamic type decides, since the
   // static one may be the base class; a derived class does not count, since it may step in its own way.
   bool step(torch::optim::Optimizer& optimizer, const PendingScale& pending) {
-    namespace optim = torch::optim;
-    const auto& type = typeid(optimizer);
-    if (type == typeid(optim::AdamW)) step_groups<FusedKernel<optim::AdamW>>(optimizer, pending);
-    else if (type == typeid(optim::Adam)) step_groups<FusedKernel<optim::Adam>>(optimizer, pending);
-    else if (type == typeid(optim::SGD)) step_groups<FusedKernel<optim::SGD>>(optimizer, pending);
-    else if (type == typeid(optim::Adagrad)) step_groups<FusedKernel<optim::Adagrad>>(optimizer, pending);
-    else return false;
-    return true;
+    return with_kernel(optimizer, [&]<class Kernel>(Kernel) { step_groups<Kernel>(optimizer, pending); });
+  }
+  // The last step of this optimizer, which had a PendingScale::skip, changed nothing: its counters go back. Only what is still as
+  // that step left it: the user may have loaded another state since.
+  void take_back(torch::optim::Optimizer& optimizer) {
+    with_kernel(optimizer, [&]<class Kernel>(Kernel) {
+      for (const auto& [parameter, due] : late_of(optimizer).counted)
+        if (const auto found = optimizer.state().find(parameter); found != optimizer.state().end())
+          Kernel::take_back(static_cast<typename Kernel::State&>(*found->second), due);
+    });
   }
   // By group, for the last step: why torch::optim stepped it; null where a kernel did.
   const std::vector<const char*>& refusals() const { return refusals_; }
@@ -46,6 +48,12 @@ class FusedGroups {
   struct Entry {
     const at::Tensor *parameter, *gradient;
     torch::optim::OptimizerParamState* state;  // null before the first step
+    std::int64_t due = 0;
+  };
+  // Whose counters moved in a step that may turn out to be none: the parameter's key among the states, and the step's number.
+  struct Late {
+    const torch::optim::Optimizer* optimizer;
+    std::vector<std::pair<void*, std::int64_t>> counted;
   };
 
   // Hides all groups but one from the optimizer: its step() is the only way to step a group as torch::optim would.
@@ -75,6 +83,21 @@ class FusedGroups {
     }
   };
 
+  static bool with_kernel(torch::optim::Optimizer& optimizer, auto&& visit) {
+    namespace optim = torch::optim;
+    const auto& type = typeid(optimizer);
+    if (type == typeid(optim::AdamW)) visit(FusedKernel<optim::AdamW>{});
+    else if (type == typeid(optim::Adam)) visit(FusedKernel<optim::Adam>{});
+    else if (type == typeid(optim::SGD)) visit(FusedKernel<optim::SGD>{});
+    else if (type == typeid(optim::Adagrad)) visit(FusedKernel<optim::Adagrad>{});
+    else return false;
+    return true;
+  }
+  Late& late_of(const torch::optim::Optimizer& optimizer) {
+    const auto known = std::ranges::find(late_, &optimizer, &Late::optimizer);
+    return known != late_.end() ? *known : late_.emplace_back(&optimizer);
+  }
+
   // In the order of the groups, as torch::optim does: a parameter may be in two.
   template <class Kernel>
   void step_groups(torch::optim::Optimizer& optimizer, const PendingScale& pending) {
@@ -82,9 +105,10 @@ class FusedGroups {
     Groups& groups = optimizer.param_groups();
     refusals_.assign(groups.size(), nullptr);
     shared_.resize(groups.size());
+    if (pending.skip.defined()) late_of(optimizer).counted.clear();
     const bool settled = !pending.settled() && in_two(groups);
     if (settled) pending.settle(optimizer, gradients_);
-    const PendingScale none, &left = settled ? none : pending;
+    const PendingScale multiplied{.skip = pending.skip}, &left = settled ? multiplied : pending;
     for (std::size_t i = 0; i < groups.size(); ++i) {
       const Emptied emptied{*this};
       refusals_[i] = look_at<Kernel>(optimizer, groups[i], shared_[i]);
@@ -95,6 +119,7 @@ class FusedGroups {
   }
 
   void step_plain(torch::optim::Optimizer& optimizer, Groups& groups, std::size_t index, const PendingScale& pending) {
+    if (pending.skips()) return;
     const OnlyGroup only(groups, one_group_, index);
     pending.settle(optimizer, gradients_);
     optimizer.step();
@@ -147,14 +172,18 @@ class FusedGroups {
     using ParamState = typename Kernel::State;
     const bool deals = at::get_num_threads() > 1;
     for (Entry& entry : entries_ | std::views::reverse) {  // clipping has read gradients from first to last
-      const std::int64_t due = Kernel::due(options, static_cast<const ParamState*>(entry.state));
+      entry.due = Kernel::due(options, static_cast<const ParamState*>(entry.state));
       if (!complete_) complete<Kernel>(optimizer, options, entry);
-      if (entry.parameter->numel() > 0) add<Kernel>(options, entry, due, deals);
+      if (entry.parameter->numel() > 0) add<Kernel>(options, entry, deals);
     }
     for (FusedCall& call : calls_)
       if (!call.empty()) call.run<Kernel>(options, pending);
     for (const Entry& entry : entries_)
       if (entry.state) Kernel::advance(static_cast<ParamState&>(*entry.state));
+    if (!pending.skip.defined()) return;
+    auto& counted = late_of(optimizer).counted;
+    for (const Entry& entry : entries_)
+      if (entry.state) counted.emplace_back(entry.parameter->unsafeGetTensorImpl(), entry.due);
   }
 
   // Makes the state that is missing.
@@ -170,10 +199,11 @@ class FusedGroups {
   }
 
   template <class Kernel>
-  void add(const typename Kernel::Options& options, const Entry& entry, std::int64_t due, bool deals) {
+  void add(const typename Kernel::Options& options, const Entry& entry, bool deals) {
     using ParamState = typename Kernel::State;
     const at::Tensor &parameter = *entry.parameter, &gradient = *entry.gradient;
-    FusedCall& call = call_for(parameter, due, deals && parameter.is_cpu() && parameter.numel() <= FusedCall::small);
+    FusedCall& call =
+        call_for(parameter, entry.due, deals && parameter.is_cpu() && parameter.numel() <= FusedCall::small);
     const auto each_state = [&](auto&& visit) {
       if (entry.state) Kernel::each(options, static_cast<ParamState&>(*entry.state), visit);
     };
@@ -210,6 +240,7 @@ class FusedGroups {
   bool complete_ = true;              // they have all their state
   std::vector<FusedCall> calls_;
   std::vector<at::Tensor> rows_;  // what the calls borrow beside what parameters and state own
+  std::vector<Late> late_;
   Groups one_group_;
   Gradients gradients_;
 };

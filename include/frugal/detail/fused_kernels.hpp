@@ -22,22 +22,24 @@
 // LibTorch's fused kernels, one description per optimizer class.
 namespace frugal::inline v0::detail {
 
-// What a kernel walks side by side, and what it divides the gradients by, which it writes back then.
+// What a kernel walks side by side, what it divides the gradients by, which it writes back then, and the flag that has it do
+// nothing.
 struct FusedLists {
   at::TensorList parameters, gradients;
   std::array<at::TensorList, 3> state;
   at::TensorList steps;
-  std::optional<at::Tensor> divisor;
+  std::optional<at::Tensor> divisor, skip;
 
   FusedLists slice(std::size_t first, std::size_t count) const {
     const auto part = [&](at::TensorList list) { return list.empty() ? list : list.slice(first, count); };
-    return {part(parameters), part(gradients), {part(state[0]), part(state[1]), part(state[2])}, part(steps), divisor};
+    return {part(parameters), part(gradients), {part(state[0]), part(state[1]), part(state[2])},
+            part(steps),      divisor,         skip};
   }
 };
 
 // What a description says: the classes of options and state; what the kernel cannot take; whether anything is
-// kept about a parameter; the number of the step that is due, which the kernel must be told; the state tensors that it
-// walks, and their first values; the call itself.
+// kept about a parameter; the number of the step that is due, which the kernel must be told, and how it is counted and
+// uncounted; the state tensors that it walks, and their first values; the call itself.
 template <class Optimizer>
 struct FusedKernel {  // Adam and AdamW
   static constexpr bool decoupled = std::is_same_v<Optimizer, torch::optim::AdamW>;
@@ -49,6 +51,9 @@ struct FusedKernel {  // Adam and AdamW
   static bool keeps_state(const Options&) { return true; }
   static std::int64_t due(const Options&, const State* state) { return state ? state->step() + 1 : 1; }
   static void advance(State& state) { state.step(state.step() + 1); }
+  static void take_back(State& state, std::int64_t due) {
+    if (state.step() == due) state.step(due - 1);
+  }
   static void each(const Options& options, auto& state, auto&& visit) {
     visit(state.exp_avg());
     visit(state.exp_avg_sq());
@@ -59,7 +64,7 @@ struct FusedKernel {  // Adam and AdamW
     const auto [beta1, beta2] = o.betas();
     const auto with = [&](auto kernel) {
       kernel(l.parameters, l.gradients, l.state[0], l.state[1], l.state[2], l.steps, o.lr(), beta1, beta2,
-             o.weight_decay(), o.eps(), o.amsgrad(), /*maximize=*/false, l.divisor);
+             o.weight_decay(), o.eps(), o.amsgrad(), /*maximize=*/false, l.divisor, l.skip);
     };
     if constexpr (decoupled) with([](auto&&... all) { at::_fused_adamw_(all...); });
     else with([](auto&&... all) { at::_fused_adam_(all...); });
@@ -85,13 +90,16 @@ struct FusedKernel<torch::optim::SGD> {
     return !keeps_state(options) || (state && state->momentum_buffer().defined()) ? 1 : 0;
   }
   static void advance(State&) {}
+  static void take_back(State& state, std::int64_t due) {
+    if (due == 0) state.momentum_buffer({});
+  }
   static void each(const Options& options, auto& state, auto&& visit) {
     if (keeps_state(options)) visit(state.momentum_buffer());
   }
   static at::Tensor first(const Options&, const at::Tensor& parameter) { return at::zeros_like(parameter); }
   static void call(const Options& o, std::int64_t step, const FusedLists& l) {
     at::_fused_sgd_(l.parameters, l.gradients, l.state[0], o.weight_decay(), o.momentum(), o.lr(), o.dampening(),
-                    o.nesterov() && keeps_state(o), /*maximize=*/false, /*is_first_step=*/step == 0, l.divisor);
+                    o.nesterov() && keeps_state(o), /*maximize=*/false, /*is_first_step=*/step == 0, l.divisor, l.skip);
   }
 };
 
@@ -104,13 +112,16 @@ struct FusedKernel<torch::optim::Adagrad> {
   static bool keeps_state(const Options&) { return true; }
   static std::int64_t due(const Options&, const State* state) { return state ? state->step() + 1 : 1; }
   static void advance(State& state) { state.step(state.step() + 1); }
+  static void take_back(State& state, std::int64_t due) {
+    if (state.step() == due) state.step(due - 1);
+  }
   static void each(const Options&, auto& state, auto&& visit) { visit(state.sum()); }
   static at::Tensor first(const Options& options, const at::Tensor& parameter) {
     return at::full_like(parameter, options.initial_accumulator_value());
   }
   static void call(const Options& o, std::int64_t, const FusedLists& l) {
     at::_fused_adagrad_(l.parameters, l.gradients, l.state[0], l.steps, o.lr(), o.lr_decay(), o.weight_decay(), o.eps(),
-                        /*maximize=*/false, l.divisor);
+                        /*maximize=*/false, l.divisor, l.skip);
   }
 };
 

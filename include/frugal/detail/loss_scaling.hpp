@@ -1,18 +1,23 @@
 #pragma once
 
+#include <frugal/detail/amp_options.hpp>
 #include <frugal/detail/gradient_norm.hpp>
 #include <frugal/detail/gradients.hpp>
+#include <frugal/detail/late_flag.hpp>
 #include <frugal/detail/pending.hpp>
 #include <frugal/loss_scaler.hpp>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/where.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <optional>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -37,6 +42,10 @@ class UnscaledWindow {
   bool open() const { return open_; }
   void open_for_step() { open_ = true; }
   void abandon() { open_ = false; }
+
+  // Whether the last step was skipped, where that is not read at once. `learned`: it is read, but nobody was told.
+  LateFlag late;
+  std::optional<bool> learned;
 
   // Multiplies the gradients by `factor` and notes what is not finite: one kernel per (device, dtype), nothing read
   // back.
@@ -88,17 +97,28 @@ class UnscaledWindow {
 
 // The scaler, and what happened since it last moved. Several optimizers may step between two losses; the scale moves
 // once for all of them, when the next loss is scaled, so that the gradients of one window all carry the same scale.
+//
+// Lagged: when the next loss is scaled, it is known on the device alone whether the last steps were skipped, and the device
+// picks one of the two scales that the host has worked out. The host reads which one before it unscales that window.
 class LossScaling {
  public:
-  explicit LossScaling(const LossScalerOptions& options) : scaler_(options) {}
+  LossScaling(const LossScalerOptions& options, SkipDecision decision)
+      : scaler_(options), lags_(decision == SkipDecision::lagged) {}
 
-  // The scale of the next loss.
-  double begin_loss() {
-    settle();
-    return scaler_.scale();
+  // `loss` is float or double.
+  at::Tensor scaled(const at::Tensor& loss) {
+    if (!scale_on_device_.defined()) {
+      if (std::ranges::none_of(windows_, is_late)) {
+        settle();
+        return loss.mul(scaler_.scale());
+      }
+      scale_on_device_ = next_on_device();
+    }
+    return loss.mul(scale_on_device_.to(loss.device(), /*non_blocking=*/true));
   }
 
   void unscale(auto& optimizer, Gradients& gradients, double factor) {
+    if (scale_on_device_.defined()) learn();
     UnscaledWindow& window = window_of(optimizer);
     TORCH_CHECK(!window.open(),
                 "AmpPolicy: unscale() was called twice in one window, which would divide by the scale "
@@ -114,20 +134,42 @@ class LossScaling {
 
   void abandon(auto& optimizer) { window_of(optimizer).abandon(); }
 
-  // One device read. Throws here, where the step is known, after too many skips in a row.
+  // Whether the window must not be stepped. One device read; throws here, where the step is known, after too many skips in
+  // a row. Lagged: no read, and no answer but `pending.skip`, which has the step do nothing.
   bool overflowed(auto& optimizer, Gradients& gradients) {
     if (!window_of(optimizer).open()) unscale(optimizer, gradients, 1.0);
-    const bool overflow = found_overflow(window_of(optimizer), optimizer, gradients);
+    UnscaledWindow& window = window_of(optimizer);
     stepped_ = true;
+    if constexpr (Deferring<std::remove_reference_t<decltype(optimizer)>>)
+      if (lags_) {
+        window.abandon();
+        window.learned.reset();
+        window.late.start(optimizer.pending.skip = overflow_flag(window, optimizer, gradients));
+        return false;
+      }
+    const bool overflow = found_overflow(window, optimizer, gradients);
     overflowed_ |= overflow;
     if (overflow && scaler_.exhausted()) settle();
     return overflow;
   }
 
-  // The scaler as the next loss will find it.
+  // Whether the last step of this optimizer, or of any, still has no answer.
+  bool unanswered(auto& optimizer) { return has_news(window_of(optimizer)); }
+  bool unanswered() const { return std::ranges::any_of(windows_, has_news); }
+  // That answer: whether it was skipped. Throws after too many skips in a row.
+  bool answer(auto& optimizer) {
+    UnscaledWindow& window = window_of(optimizer);
+    if (!has_news(window)) return false;
+    if (window.late.under_way()) learn();
+    return *std::exchange(window.learned, std::nullopt);
+  }
+
+  // The scaler as the next loss will find it. Lagged: reads what there is to read.
   LossScaler next() const {
     LossScaler scaler = scaler_;
-    if (stepped_) overflowed_ ? scaler.overflowed() : scaler.applied();
+    bool overflow = overflowed_;
+    for (const UnscaledWindow& window : windows_) overflow |= is_late(window) && window.late.read();
+    if (stepped_) overflow ? scaler.overflowed() : scaler.applied();
     return scaler;
   }
   void reset() {
@@ -140,21 +182,62 @@ class LossScaling {
   }
 
  private:
+  static bool is_late(const UnscaledWindow& window) { return window.late.under_way(); }
+  static bool has_news(const UnscaledWindow& window) { return is_late(window) || window.learned; }
+
   void forget_windows() {
     windows_.clear();
+    scale_on_device_.reset();
     stepped_ = overflowed_ = false;
   }
   // Gradients that are still scaled have been measured by clipping, or are so now: one reading pass instead of one that
   // writes. A norm that is not finite may be one that overflowed, so that case is looked at closely.
   bool found_overflow(UnscaledWindow& window, auto& optimizer, Gradients& gradients) {
     if constexpr (Deferring<std::remove_reference_t<decltype(optimizer)>>) {
-      auto& size = optimizer.pending.size;
-      if (!size) size = norm_.of(optimizer, gradients, Norm::two);
       window.abandon();
-      if (std::isfinite(size->read())) return false;
+      if (std::isfinite(size_of(optimizer, gradients).read())) return false;
       window.unscale(optimizer, gradients, 1.0);
     }
     return window.overflowed();
+  }
+  const GradientSize& size_of(auto& optimizer, Gradients& gradients) {
+    auto& size = optimizer.pending.size;
+    if (!size) size = norm_.of(optimizer, gradients, Norm::two);
+    return *size;
+  }
+  // The same without a read from a device, as a float of no dimension. There, a norm that overflows counts as an overflow: nobody
+  // can look closely.
+  at::Tensor overflow_flag(UnscaledWindow& window, auto& optimizer, Gradients& gradients) {
+    const GradientSize& size = size_of(optimizer, gradients);
+    if (size.device.defined()) return size.device.isfinite().logical_not().to(at::kFloat);
+    return at::scalar_tensor(found_overflow(window, optimizer, gradients) ? 1.0 : 0.0, at::kFloat);
+  }
+
+  at::Tensor next_on_device() const {
+    LossScaler after_overflow = scaler_, after_step = scaler_;
+    after_step.applied();
+    if (after_overflow.exhausted()) after_overflow = after_step;  // an error when it is read: no loss counts any more
+    else after_overflow.overflowed();
+    at::Tensor any;
+    for (const UnscaledWindow& window : windows_)
+      if (is_late(window)) {
+        const at::Tensor& flag = window.late.on_device();
+        any = any.defined() ? any.add(flag.to(any.device(), /*non_blocking=*/true)) : flag;
+      }
+    const auto scale = [&](double value) { return at::scalar_tensor(value, any.options()); };
+    return at::where(any.add(overflowed_ ? 1.0 : 0.0).gt(0), scale(after_overflow.scale()), scale(after_step.scale()));
+  }
+  // Reads all that is late, and moves the scale. That was queued before the losses scaled since, so it does not wait for them.
+  void learn() {
+    for (UnscaledWindow& window : windows_)
+      if (is_late(window)) {
+        window.learned = window.late.read();
+        window.late.forget();
+        overflowed_ |= *window.learned;
+      }
+    const bool moves = scale_on_device_.defined();  // else the next loss moves it
+    scale_on_device_.reset();
+    if (moves || (overflowed_ && scaler_.exhausted())) settle();
   }
   void settle() {
     if (!std::exchange(stepped_, false)) return;
@@ -168,8 +251,10 @@ class LossScaling {
   }
 
   LossScaler scaler_;
+  bool lags_;
   std::vector<UnscaledWindow> windows_;  // one per optimizer
   GradientNorm norm_;
+  at::Tensor scale_on_device_;  // of the losses since the last steps, while the host does not know it; else undefined
   bool stepped_ = false, overflowed_ = false;
 };
 

@@ -183,11 +183,45 @@ class Parts {
     return StepResult::applied;
   }
 
-  // Books what an update did and tells the observers; everything here but on_skip happens to applied steps only.
+  // Ends the window. A step whose answer comes late is booked at the next update, or when somebody asks before.
   StepResult closed(StepResult result) {
     loss_log_.close();
     place_.close(progress_);
     moved();
+    if constexpr (answers_late)
+      if (unanswered()) {
+        unbooked_ = true;
+        if (asked_about_next_step()) book();
+        return result;
+      }
+    return booked(result);
+  }
+  // Books the last step, if it is not, once its answer is there.
+  StepResult book() {
+    if constexpr (answers_late)
+      if (std::exchange(unbooked_, false)) return booked(answered(optimizer_, precision(), updating()));
+    return StepResult::accumulated;
+  }
+  bool unanswered() {
+    if constexpr (answers_late) return precision().unanswered(optimizer_);
+    else return false;
+  }
+  Progress next_step() const {
+    Progress next = progress_;
+    ++next.step;
+    return next;
+  }
+  // Whether an observer wants the step that is not booked.
+  bool asked_about_next_step() {
+    bool asked = false;
+    each_policy([&](auto& policy) {
+      if constexpr (WatchesSteps<std::remove_cvref_t<decltype(policy)>>) asked = asked || wants(policy, next_step());
+    });
+    return asked;
+  }
+
+  // Books what an update did and tells the observers; everything here but on_skip happens to applied steps only.
+  StepResult booked(StepResult result) {
     if (result == StepResult::skipped) {
       ++progress_.skipped;
       each_policy([&](auto& policy) { call_on_skip(policy, std::as_const(progress_), readings()); });
@@ -222,6 +256,10 @@ class Parts {
 
   using Random = typename RandomStateOf<typename Composed::template In<Role::checkpointing>>::type;
 
+  // A precision policy whose step() may say more later (AmpPolicy).
+  static constexpr bool answers_late = requires(typename Composed::template In<Role::precision>& policy,
+                                                Optimizer& stepped) { policy.unanswered(stepped); };
+
   // What a save has to know of the steps.
   struct Saving {
     bool midway = false;           // in a backward pass or an update: gradients and books do not fit together
@@ -236,6 +274,8 @@ class Parts {
   mutable Progress progress_;
   mutable LossLog loss_log_;
   bool begun_ = false;
+  struct AllBooked {};
+  [[no_unique_address]] std::conditional_t<answers_late, bool, AllBooked> unbooked_{};
   bool moved_ = false;  // since the last save
   EpochStage stage_ = EpochStage::outside;
   [[no_unique_address]] std::conditional_t<keeps_weights, KeptWeights<Kept>, NoWeights> best_;

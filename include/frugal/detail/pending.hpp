@@ -25,6 +25,7 @@ struct PendingScale {
   double factor = 1;
   at::Tensor coefficient = {};            // and by this: a float of no dimension on an accelerator; undefined: by 1
   std::optional<GradientSize> size = {};  // some norm; not finite if a gradient is not
+  at::Tensor skip = {};  // the step must change nothing if this float is 1; undefined: it is known to be due
 
   bool settled() const { return factor == 1 && !coefficient.defined(); }
 
@@ -33,6 +34,8 @@ struct PendingScale {
     if (settled()) return;
     gradients.each_kind(optimizer, [&](std::vector<at::Tensor>& list) { multiply(list); });
   }
+  // One device sync if there is something to ask.
+  bool skips() const { return skip.defined() && skip.item<float>() != 0; }
   // `list` is of one kind.
   void multiply(at::TensorList list) const {
     if (factor != 1) at::_foreach_mul_(list, factor);

@@ -55,6 +55,7 @@ class Rehearsal : protected Parts<Model, Optimizer, Loss, Policies...> {
       full = this->backward(loss, weight);
     }
     update_window(optimizer_, precision(), accumulation(), this->clipping(), this->updating(), [] {});
+    answered(optimizer_, precision(), this->updating());
   }
 };
 

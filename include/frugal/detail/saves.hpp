@@ -57,6 +57,7 @@ class Saves : protected Rehearsal<Model, Optimizer, Loss, Policies...> {
             "in on_epoch or between steps.");
     if constexpr (!absent<Role::checkpointing> && Composed::template fits<Role::checkpointing>) {
       phase(Phase::save);
+      this->book();
       this->read_loss();
       with_state([&](auto&... state) { checkpointing().save(std::as_const(progress_), model_, optimizer_, state...); });
       note_saved();

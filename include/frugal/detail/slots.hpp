@@ -11,6 +11,10 @@
 #include <utility>
 #include <vector>
 
+namespace torch::optim {
+class Optimizer;
+}
+
 // Policies come in any order and are found by role. An empty slot is played by a stateless stand-in whose calls fold
 // away, so that the loop reads the same with and without a policy.
 namespace frugal::inline v0::detail {
@@ -66,6 +70,26 @@ void multiply_gradients(auto& optimizer, double factor) {
     throw std::invalid_argument(
         "frugal: this optimizer does not show its parameters, so an uneven window cannot be normalised. Give it "
         "param_groups() or multiply_gradients(factor).");
+  }
+}
+
+template <class Class>
+std::type_identity<Class> owner_of(void (Class::*)(bool));
+// Whether the optimizer's zero_grad() is LibTorch's own.
+template <class Optimizer>
+constexpr bool zeroes_as_torch = requires {
+  requires std::same_as<decltype(owner_of(&Optimizer::zero_grad)), std::type_identity<torch::optim::Optimizer>>;
+};
+
+// zero_grad(). LibTorch's cuts every gradient off from a graph before it drops it, which costs an operator and an allocation for
+// each.
+template <class Optimizer>
+void drop_gradients(Optimizer& optimizer) {
+  if constexpr (zeroes_as_torch<Optimizer>) {
+    for (auto& group : optimizer.param_groups())
+      for (auto& parameter : group.params()) parameter.mutable_grad().reset();
+  } else {
+    optimizer.zero_grad();
   }
 }
 

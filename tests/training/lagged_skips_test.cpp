@@ -1,0 +1,397 @@
+// SkipDecision::lagged: a window that overflowed is skipped by the device, the host hears of it one window later, and everything
+// is as if it had known at once.
+#include "support/catch.hpp"
+#include "support/temporary_directory.hpp"
+#include "training/network.hpp"
+
+#include <frugal/amp_policy.hpp>
+#include <frugal/averager.hpp>
+#include <frugal/checkpoint_manager.hpp>
+#include <frugal/early_stopper.hpp>
+#include <frugal/fused_step.hpp>
+#include <frugal/grad_accumulator.hpp>
+#include <frugal/grad_clip.hpp>
+#include <frugal/observers.hpp>
+#include <frugal/schedule.hpp>
+#include <frugal/testing.hpp>
+#include <frugal/trainer.hpp>
+
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+using namespace frugal;
+using namespace network;
+using testing::OverflowAt;
+using torch::optim::OptimizerParamGroup;
+
+namespace {
+
+const Capability able{.device = at::kCPU, .cpu_bf16 = true, .cpu_fp16 = true};
+const std::vector<std::int64_t> sizes{8, 8, 8, 5};
+using Calls = std::vector<std::int64_t>;
+
+AmpPolicy<Fp16> fp16(SkipDecision decision, LossScalerOptions scaler = {.init_scale = 1024, .growth_interval = 3}) {
+  return AmpPolicy<Fp16>(at::kCPU, able, {.scaler = scaler, .skip_decision = decision});
+}
+
+using Make = std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<OptimizerParamGroup>)>;
+template <class Optimizer, class Options>
+Make making(const Options& options) {
+  return [=](auto groups) { return std::make_unique<Optimizer>(std::move(groups), options); };
+}
+std::vector<Make> every_class() {
+  using namespace torch::optim;
+  return {making<AdamW>(AdamWOptions(0.01)), making<Adam>(AdamOptions(0.01).amsgrad(true)),
+          making<SGD>(SGDOptions(0.05).momentum(0.9).dampening(0.5)), making<SGD>(SGDOptions(0.05)),
+          making<Adagrad>(AdagradOptions(0.05))};
+}
+
+// Everything that an optimizer knows, by number, as one list of tensors.
+std::vector<torch::Tensor> state_of(torch::optim::Optimizer& optimizer) {
+  std::vector<torch::Tensor> all;
+  for (auto& group : optimizer.param_groups())
+    for (auto& parameter : group.params()) {
+      const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
+      if (found == optimizer.state().end()) continue;
+      const auto add = [&](auto& state) { all.push_back(torch::tensor(static_cast<double>(state.step()))); };
+      if (auto* adamw = dynamic_cast<torch::optim::AdamWParamState*>(found->second.get()))
+        add(*adamw), all.push_back(adamw->exp_avg()), all.push_back(adamw->exp_avg_sq());
+      else if (auto* adam = dynamic_cast<torch::optim::AdamParamState*>(found->second.get()))
+        add(*adam), all.push_back(adam->exp_avg()), all.push_back(adam->max_exp_avg_sq());
+      else if (auto* sgd = dynamic_cast<torch::optim::SGDParamState*>(found->second.get()))
+        all.push_back(sgd->momentum_buffer());
+      else if (auto* adagrad = dynamic_cast<torch::optim::AdagradParamState*>(found->second.get()))
+        add(*adagrad), all.push_back(adagrad->sum());
+    }
+  return all;
+}
+bool same_bits(const std::vector<torch::Tensor>& a, const std::vector<torch::Tensor>& b) {
+  return std::ranges::equal(a, b, [](const torch::Tensor& one, const torch::Tensor& other) {
+    return one.defined() ? other.defined() && torch::equal(one, other) : !other.defined();
+  });
+}
+
+struct HandRun {
+  Net model = make();
+  std::unique_ptr<torch::optim::Optimizer> optimizer;
+  AmpPolicy<Fp16> amp;
+  FusedStep fused;
+  GradClip clip{0.5};
+  std::vector<StepResult> answers;
+
+  HandRun(const Make& make_optimizer, SkipDecision decision, const Calls& overflows, int windows)
+      : amp(fp16(decision)) {
+    optimizer = make_optimizer({model->first->parameters(), model->second->parameters()});
+    const auto batches = cut(data(29), sizes);
+    OverflowAt loss{MeanLoss{}, overflows};
+    GradAccumulator accumulator(2);
+    for (int micro = 0; micro < 2 * windows; ++micro) {
+      const Batch& batch = batches[static_cast<std::size_t>(micro) % batches.size()];
+      auto value = [&] {
+        auto guard = amp.autocast();
+        return loss(model, batch);
+      }();
+      if (!backward(value, batch.size(), amp, accumulator)) continue;
+      if (const auto late = settle(*optimizer, amp, fused); late != StepResult::accumulated) answers.push_back(late);
+      const auto result = update(*optimizer, amp, accumulator, clip, fused);
+      if (decision == SkipDecision::exact) answers.push_back(result);
+      else CHECK(result == StepResult::applied);  // as far as is known
+      if (amp.unanswered() != (decision == SkipDecision::lagged)) FAIL("who is asked when?");
+    }
+    if (const auto last = settle(*optimizer, amp, fused); last != StepResult::accumulated) answers.push_back(last);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("lagged skips give the bits of exact ones, whatever overflows") {
+  // the first window, one in the middle, two in a row, the last one; in the first or the second micro-batch
+  const Calls overflows = GENERATE(Calls{}, Calls{0}, Calls{5}, Calls{1, 8, 10}, Calls{0, 1, 2, 3}, Calls{15});
+  for (const Make& make_optimizer : every_class()) {
+    HandRun exact(make_optimizer, SkipDecision::exact, overflows, 8),
+        lagged(make_optimizer, SkipDecision::lagged, overflows, 8);
+    CHECK(lagged.fused.reason() == "fused kernels");
+    CHECK(same_bits(network::state_of(*exact.model), network::state_of(*lagged.model)));
+    CHECK((exact.answers == lagged.answers));
+    CHECK(exact.amp.scale_factor() == lagged.amp.scale_factor());
+    CHECK(exact.amp.skipped() == lagged.amp.skipped());
+    CHECK(exact.amp.skipped() == static_cast<std::int64_t>(std::ranges::count(exact.answers, StepResult::skipped)));
+    // a state whose first step was skipped exists with a count of 0 here, and not there
+    if (!std::ranges::count(exact.answers, StepResult::applied)) continue;
+    CHECK(same_bits(state_of(*exact.optimizer), state_of(*lagged.optimizer)));
+  }
+}
+
+namespace {
+
+struct Seen {
+  static constexpr Role role = Role::observer;
+  std::vector<std::string>* log;
+  bool every_step = false;
+  bool due(const Progress& at) const { return every_step || at.step % 4 == 0; }
+  std::int64_t forwards = 0;
+  void on_phase(Phase phase) {
+    if (phase == Phase::forward) ++forwards;
+    if (phase == Phase::save) log->push_back("save after " + std::to_string(forwards) + " batches");
+  }
+  static constexpr bool reads_loss = true;
+  void on_step(const Progress& at) {
+    log->push_back("step " + std::to_string(at.step) + " loss " + std::to_string(at.loss));
+  }
+  void on_skip(const Progress& at) {
+    log->push_back("skip " + std::to_string(at.skipped) + " after " + std::to_string(at.step));
+  }
+  void on_epoch(const Progress& at) {
+    log->push_back("epoch " + std::to_string(at.epoch) + " step " + std::to_string(at.step));
+  }
+};
+
+struct TrainedRun {
+  Net model = make();
+  torch::optim::AdamW optimizer = adamw(model->parameters());
+  std::vector<std::string> log;
+  RunReport report;
+  double rate = 0, scale = 0, loss = 0;
+  std::vector<torch::Tensor> moments;
+  bool fused = false;
+
+  template <class... More>
+  TrainedRun(SkipDecision decision, const Calls& overflows, const FitOptions& options, bool every_step, More... more) {
+    const auto batches = cut(data(29), sizes);
+    Trainer trainer{model,
+                    optimizer,
+                    OverflowAt{MeanLoss{}, overflows},
+                    fp16(decision),
+                    FusedStep(),
+                    Schedule(warmup(3, cosine(37))),
+                    Averager({.decay = 0.5}),
+                    Seen{&log, every_step},
+                    std::move(more)...};
+    const auto validate = [&] {
+      const Data all = data(29);
+      const auto metric = MeanLoss()(model, Batch{all.inputs, all.targets}).template item<double>();
+      log.push_back("check " + std::to_string(metric));
+      return metric;
+    };
+    report = trainer.fit(batches, validate, options);
+    rate = optimizer.param_groups()[0].options().get_lr();
+    scale = trainer.template get<AmpPolicy<Fp16>>().scale_factor();
+    fused = trainer.template get<FusedStep>().reason() == "fused kernels";
+    moments = state_of(optimizer);
+  }
+};
+
+void compare(const TrainedRun& exact, const TrainedRun& lagged) {
+  CHECK(lagged.fused);
+  CHECK(network::same_bits(network::state_of(*exact.model), network::state_of(*lagged.model)));
+  CHECK(same_bits(exact.moments, lagged.moments));
+  CHECK(exact.report.progress.step == lagged.report.progress.step);
+  CHECK(exact.report.progress.skipped == lagged.report.progress.skipped);
+  CHECK(exact.report.progress.samples == lagged.report.progress.samples);
+  CHECK(exact.report.progress.loss == lagged.report.progress.loss);
+  CHECK(exact.report.progress.metric == lagged.report.progress.metric);
+  CHECK(exact.report.progress.metric_step == lagged.report.progress.metric_step);
+  CHECK(exact.report.reason == lagged.report.reason);
+  CHECK(exact.rate == lagged.rate);
+  CHECK(exact.scale == lagged.scale);
+}
+
+}  // namespace
+
+TEST_CASE("a Trainer with lagged skips ends where one with exact skips does") {
+  const Calls overflows = GENERATE(Calls{}, Calls{0}, Calls{3, 9, 10, 17}, Calls{11, 12, 13}, Calls{39}, Calls{38, 39});
+  const bool every_step = GENERATE(false, true);
+  SECTION("epochs") {
+    const FitOptions options{.epochs = 10};
+    const TrainedRun exact(SkipDecision::exact, overflows, options, every_step);
+    const TrainedRun lagged(SkipDecision::lagged, overflows, options, every_step);
+    compare(exact, lagged);
+    CHECK(exact.log == lagged.log);
+  }
+  SECTION("a limit of steps, and checks every few of them") {
+    const FitOptions options{.epochs = 30, .max_steps = 21, .validate_every_steps = 5};
+    const TrainedRun exact(SkipDecision::exact, overflows, options, every_step);
+    const TrainedRun lagged(SkipDecision::lagged, overflows, options, every_step);
+    compare(exact, lagged);
+    CHECK(exact.report.progress.step == 21);
+    CHECK(exact.log == lagged.log);
+  }
+  SECTION("accumulation, clipping, stopping") {
+    const FitOptions options{.epochs = 10, .validate_every_steps = 3};
+    const auto run = [&](SkipDecision decision) {
+      return TrainedRun(decision, overflows, options, every_step, GradAccumulator(3), GradClip(0.5),
+                        EarlyStopper({.patience = 2}));
+    };
+    const TrainedRun exact = run(SkipDecision::exact), lagged = run(SkipDecision::lagged);
+    compare(exact, lagged);
+    CHECK(exact.log == lagged.log);
+  }
+}
+
+TEST_CASE("checkpoints of a run with lagged skips go on as those with exact ones") {
+  const auto run = [](SkipDecision decision, const std::string& folder, std::int64_t steps) {
+    return TrainedRun(decision, {3, 9, 10}, {.max_steps = steps}, false,
+                      CheckpointManager<>({.directory = folder, .every_steps = 2}));
+  };
+  const TemporaryDirectory one, other;
+  const TrainedRun exact = run(SkipDecision::exact, one.path().string(), 10);
+  const TrainedRun lagged = run(SkipDecision::lagged, other.path().string(), 10);
+  compare(exact, lagged);
+  CHECK(exact.log == lagged.log);
+}
+
+TEST_CASE("an epoch of one window is training, and flush() and restart() leave nothing open") {
+  Net model = make();
+  auto optimizer = adamw(model->parameters());
+  const auto batches = cut(data(29), {8});
+  SECTION("an epoch") {
+    Trainer trainer{model, optimizer, OverflowAt{MeanLoss{}, {2}}, fp16(SkipDecision::lagged), FusedStep()};
+    CHECK(trainer.fit(batches, {.epochs = 4}).progress.step == 3);
+  }
+  SECTION("flush() and restart()") {
+    Trainer trainer{model,       optimizer,         OverflowAt{MeanLoss{}, {0}}, fp16(SkipDecision::lagged),
+                    FusedStep(), GradAccumulator(2)};
+    CHECK(trainer.step(batches[0]) == StepResult::accumulated);
+    CHECK(trainer.flush() == StepResult::skipped);
+    CHECK(trainer.flush() == StepResult::accumulated);
+    static_cast<void>(trainer.step(batches[0])), static_cast<void>(trainer.step(batches[0]));
+    CHECK(trainer.get<AmpPolicy<Fp16>>().unanswered());
+    trainer.restart();
+    CHECK(trainer.progress().step == 0);
+  }
+}
+
+TEST_CASE("progress() books what a step leaves open") {
+  Net model = make();
+  auto optimizer = adamw(model->parameters());
+  const auto batches = cut(data(29), sizes);
+  Trainer trainer{model, optimizer, OverflowAt{MeanLoss{}, {1}}, fp16(SkipDecision::lagged), FusedStep()};
+  for (int i = 0; i < 2; ++i) CHECK(trainer.step(batches[0]) == StepResult::applied);
+  CHECK(trainer.get<AmpPolicy<Fp16>>().unanswered());
+  CHECK(trainer.progress().step == 1);
+  CHECK(trainer.progress().skipped == 1);
+  CHECK_FALSE(trainer.get<AmpPolicy<Fp16>>().unanswered());
+  CHECK(trainer.step(batches[0]) == StepResult::applied);
+  CHECK(trainer.progress().step == 2);
+}
+
+TEST_CASE("lagged skips are exact where the step cannot be told, or somebody looks at the gradients") {
+  Net model = make();
+  auto optimizer = adamw(model->parameters());
+  const auto batches = cut(data(29), sizes);
+  SECTION("no FusedStep") {
+    Trainer trainer{model, optimizer, OverflowAt{MeanLoss{}, {1}}, fp16(SkipDecision::lagged)};
+    CHECK(trainer.step(batches[0]) == StepResult::applied);
+    CHECK(trainer.step(batches[0]) == StepResult::skipped);
+  }
+  SECTION("an observer of gradients") {
+    int seen = 0;
+    Trainer trainer{
+        model, optimizer, OverflowAt{MeanLoss{}, {1}}, fp16(SkipDecision::lagged), FusedStep(), OnGradients([&](Net&) {
+          ++seen;
+        })};
+    CHECK(trainer.step(batches[0]) == StepResult::applied);
+    CHECK(trainer.step(batches[0]) == StepResult::skipped);
+    CHECK(seen == 2);
+  }
+  SECTION("FusedStep that is switched off, or falls back, asks itself") {
+    AmpPolicy<Fp16> amp = fp16(SkipDecision::lagged);
+    FusedStep fused({.stepping = Stepping::plain});
+    const State before = network::state_of(*model);
+    for (auto& parameter : model->parameters())
+      parameter.mutable_grad() = torch::full_like(parameter, std::numeric_limits<float>::infinity());
+    CHECK(update(optimizer, amp, fused) == StepResult::applied);
+    CHECK(network::same_bits(before, network::state_of(*model)));
+    CHECK(settle(optimizer, amp, fused) == StepResult::skipped);
+  }
+}
+
+TEST_CASE("a state that was loaded after a lagged step keeps its counts") {
+  Net model = make();
+  auto optimizer = adamw(model->parameters());
+  AmpPolicy<Fp16> amp = fp16(SkipDecision::lagged);
+  FusedStep fused;
+  const auto step = [&](double gradient) {
+    for (auto& parameter : model->parameters()) parameter.mutable_grad() = torch::full_like(parameter, gradient);
+    return update(optimizer, amp, fused);
+  };
+  step(1), step(std::numeric_limits<double>::infinity());
+  const auto count = [&]() -> std::int64_t {
+    return static_cast<torch::optim::AdamWParamState&>(*optimizer.state().begin()->second).step();
+  };
+  for (auto& [key, state] : optimizer.state()) static_cast<torch::optim::AdamWParamState&>(*state).step(17);
+  CHECK(settle(optimizer, amp, fused) == StepResult::skipped);
+  CHECK(count() == 17);
+  CHECK(settle(optimizer, amp, fused) == StepResult::accumulated);
+}
+
+namespace {
+struct Sink {
+  static void write(auto&&...) {}
+};
+}  // namespace
+
+TEST_CASE("an unanswered step cannot be saved, and too many skips end the run one window later") {
+  Net model = make();
+  auto optimizer = adamw(model->parameters());
+  const auto batches = cut(data(29), sizes);
+  SECTION("saved") {
+    AmpPolicy<Fp16> amp = fp16(SkipDecision::lagged);
+    FusedStep fused;
+    for (auto& parameter : model->parameters()) parameter.mutable_grad() = torch::ones_like(parameter);
+    update(optimizer, amp, fused);
+    Sink sink;
+    CHECK_THROWS_WITH(amp.save(sink), Catch::Contains("frugal::settle"));
+    CHECK(amp.scale_factor() == 1024);  // asks
+    settle(optimizer, amp, fused);
+    amp.save(sink);
+  }
+  SECTION("not ended: the last skip that is allowed is followed by a step") {
+    auto amp = fp16(SkipDecision::lagged, {.init_scale = 1024, .max_consecutive_skips = 2});
+    Trainer trainer{model, optimizer, OverflowAt{MeanLoss{}, {1, 3}}, std::move(amp), FusedStep()};
+    for (int i = 0; i < 6; ++i) CHECK(trainer.step(batches[0]) == StepResult::applied);
+    CHECK(trainer.progress().step == 4);
+  }
+  SECTION("ended") {
+    auto amp = fp16(SkipDecision::lagged, {.init_scale = 1024, .max_consecutive_skips = 2});
+    Trainer trainer{model, optimizer, OverflowAt{MeanLoss{}, {1, 2}}, std::move(amp), FusedStep()};
+    for (int i = 0; i < 3; ++i) CHECK(trainer.step(batches[0]) == StepResult::applied);
+    const State before = network::state_of(*model);
+    const bool asks = GENERATE(false, true);
+    if (asks) CHECK_THROWS_WITH(trainer.progress(), Catch::Contains("overflow number 2 in a row"));
+    else CHECK_THROWS_WITH(trainer.step(batches[0]), Catch::Contains("overflow number 2 in a row"));
+    CHECK(network::same_bits(before, network::state_of(*model)));
+    for (auto& parameter : model->parameters()) CHECK_FALSE(parameter.grad().defined());
+  }
+}
+
+TEST_CASE("two optimizers with lagged skips move the scale once for both") {
+  const auto train = [](SkipDecision decision) {
+    Net model = make();
+    torch::optim::AdamW first = adamw(model->first->parameters()), second = adamw(model->second->parameters());
+    AmpPolicy<Fp16> amp = fp16(decision);
+    FusedStep fused;
+    std::vector<double> trace;
+    const auto batches = cut(data(29), sizes);
+    OverflowAt loss{MeanLoss{}, {2, 5, 6}};
+    for (std::size_t i = 0; i < 12; ++i) {
+      amp.scale([&] {
+           auto guard = amp.autocast();
+           return loss(model, batches[i % 4]);
+         }())
+          .backward();
+      if (i % 3 != 1) update(first, amp, fused);  // the gradients of the other one are those of two losses then
+      if (i % 3 != 2) update(second, amp, fused);
+    }
+    settle(first, amp, fused), settle(second, amp, fused);
+    return std::pair{network::state_of(*model), std::pair{amp.scale_factor(), amp.skipped()}};
+  };
+  const auto exact = train(SkipDecision::exact), lagged = train(SkipDecision::lagged);
+  CHECK(network::same_bits(exact.first, lagged.first));
+  CHECK(exact.second == lagged.second);
+}
