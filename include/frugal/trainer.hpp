@@ -133,12 +133,12 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
   /// another model or run, before anything was changed.
   bool resume() {
     static_assert(!Base::template absent<Role::checkpointing>, "Trainer: resume() has no CheckpointManager. Pass one.");
+    this->book();
     const auto found = this->with_state([&](auto&... state) -> std::optional<Progress> {
       return checkpointing().restore(model_, optimizer_, state...);
     });
     if (!found) return false;
     progress_ = *found;
-    this->unbooked_ = {};
     this->place_.resumed();
     this->note_saved();
     begun_ = moved_ = false;

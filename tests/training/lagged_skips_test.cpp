@@ -245,7 +245,15 @@ TEST_CASE("checkpoints of a run with lagged skips go on as those with exact ones
   CHECK(exact.log == lagged.log);
 }
 
-TEST_CASE("an epoch of one window is training, and flush() and restart() leave nothing open") {
+namespace {
+struct Interruption {
+  static constexpr Role role = Role::interruption;
+  bool* asked;
+  bool requested() const { return *asked; }
+};
+}  // namespace
+
+TEST_CASE("an epoch of one window is training, and and nothing is left open") {
   Net model = make();
   auto optimizer = adamw(model->parameters());
   const auto batches = cut(data(29), {8});
@@ -253,8 +261,52 @@ TEST_CASE("an epoch of one window is training, and flush() and restart() leave n
     Trainer trainer{model, optimizer, OverflowAt{MeanLoss{}, {2}}, fp16(SkipDecision::lagged), FusedStep()};
     CHECK(trainer.fit(batches, {.epochs = 4}).progress.step == 3);
   }
+  SECTION("an interruption without a CheckpointManager") {
+    bool interrupted = false;
+    const auto interrupts = [&](Net& net, const Batch& batch) {
+      interrupted = true;
+      return MeanLoss()(net, batch);
+    };
+    Trainer trainer{model,
+                    optimizer,
+                    OverflowAt{interrupts, {0}},
+                    fp16(SkipDecision::lagged),
+                    FusedStep(),
+                    Interruption{&interrupted}};
+    const auto report = trainer.fit(cut(data(29), sizes), {.epochs = 4});
+    CHECK(report.reason == StopReason::preempted);
+    CHECK(report.progress.step == 0);
+    CHECK(report.progress.skipped == 1);
+  }
+  SECTION("flush() without a window") {
+    Trainer trainer{model, optimizer, MeanLoss{}, fp16(SkipDecision::lagged), FusedStep()};
+    CHECK(trainer.step(batches[0]) == StepResult::applied);
+    CHECK(trainer.flush() == StepResult::accumulated);
+    CHECK_FALSE(trainer.get<AmpPolicy<Fp16>>().unanswered());
+  }
+  SECTION("save()") {
+    const TemporaryDirectory folder;
+    Trainer trainer{model,
+                    optimizer,
+                    OverflowAt{MeanLoss{}, {1}},
+                    fp16(SkipDecision::lagged),
+                    FusedStep(),
+                    CheckpointManager<>({.directory = folder.path().string()})};
+    for (int i = 0; i < 2; ++i) CHECK(trainer.step(batches[0]) == StepResult::applied);
+    trainer.save();
+    CHECK(trainer.step(batches[0]) == StepResult::applied);
+    CHECK(trainer.resume());
+    CHECK_FALSE(trainer.get<AmpPolicy<Fp16>>().unanswered());
+    CHECK(trainer.progress().step == 1);
+  }
+  SECTION("check()") {
+    Trainer trainer{model, optimizer, MeanLoss{}, fp16(SkipDecision::lagged), FusedStep()};
+    CHECK(trainer.step(batches[0]) == StepResult::applied);
+    trainer.check(Metrics(1.0));
+    CHECK(trainer.progress().metric_step == 1);
+  }
   SECTION("flush() and restart()") {
-    Trainer trainer{model,       optimizer,         OverflowAt{MeanLoss{}, {0}}, fp16(SkipDecision::lagged),
+    Trainer trainer{model,       optimizer,         OverflowAt{MeanLoss{}, {0, 2}}, fp16(SkipDecision::lagged),
                     FusedStep(), GradAccumulator(2)};
     CHECK(trainer.step(batches[0]) == StepResult::accumulated);
     CHECK(trainer.flush() == StepResult::skipped);
@@ -263,6 +315,8 @@ TEST_CASE("an epoch of one window is training, and flush() and restart() leave n
     CHECK(trainer.get<AmpPolicy<Fp16>>().unanswered());
     trainer.restart();
     CHECK(trainer.progress().step == 0);
+    for (const auto& [key, state] : optimizer.state())
+      CHECK(static_cast<const torch::optim::AdamWParamState&>(*state).step() == 0);
   }
 }
 

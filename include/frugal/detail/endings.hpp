@@ -133,7 +133,6 @@ class Endings : protected Saves<Model, Optimizer, Loss, Policies...> {
     progress_ = {};
     this->stage_ = EpochStage::outside;
     this->loss_log_.reset();
-    this->unbooked_ = {};
     this->best_.forget(), this->trained_.forget();
     this->place_ = {};  // and the random numbers that a resume left there
     this->saving_ = {};
