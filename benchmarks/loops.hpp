@@ -49,7 +49,7 @@ struct LoopOptions {
   torch::Device device = torch::kCPU;
   std::string precision = "fp32";
   std::int64_t window = 1;  // micro-batches behind a step
-  bool fused = true, clip = false, attention_in_fp32 = false, casts_per_step = false;
+  bool fused = true, clip = false, attention_in_fp32 = false, casts_per_step = false, lagged_skips = false;
 
   std::optional<at::ScalarType> dtype() const {
     if (precision == "bf16") return at::kBFloat16;
@@ -167,6 +167,7 @@ inline frugal::AmpPolicy<> amp_of(const LoopOptions& options) {
   frugal::AmpOptions amp;
   if (options.attention_in_fp32) amp.attention = frugal::Attention::fp32;
   if (options.casts_per_step) amp.weight_casts = frugal::WeightCasts::per_step;
+  if (options.lagged_skips) amp.skip_decision = frugal::SkipDecision::lagged;
   if (options.precision == "fp32") amp.precision = Precision::fp32;
   if (options.precision == "tf32") amp.precision = Precision::tf32;
   if (options.precision == "bf16") amp.precision = Precision::bf16;

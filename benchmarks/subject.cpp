@@ -60,6 +60,7 @@ Settings parse(int argc, char** argv) {
       {"--clip", {&settings.clip, true}},
       {"--attention-fp32", {&settings.attention_in_fp32, true}},
       {"--casts-per-step", {&settings.casts_per_step, true}},
+      {"--lagged-skips", {&settings.lagged_skips, true}},
       {"--tuned", {&settings.tuned, true}}};
   for (int i = 2; i < argc; ++i) {
     const std::string name = argv[i];

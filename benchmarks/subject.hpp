@@ -43,7 +43,7 @@ struct Settings {
   std::string kind, workload = "W2", loop = "frugal", precision = "fp32", method, device = "cpu", directory, data;
   std::int64_t batch = 0, window = 1, split = 1;
   bool forward_backward = false, channels_last = false, fused = true, clip = false, tuned = false;
-  bool attention_in_fp32 = false, casts_per_step = false;
+  bool attention_in_fp32 = false, casts_per_step = false, lagged_skips = false;
   int threads = 1;
   std::uint64_t seed = 1;
   double target = 0;

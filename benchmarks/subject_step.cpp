@@ -48,7 +48,7 @@ class TrainingStep final : public Subject {
         work_(std::move(work)),
         start_(flattened(work_.network->parameters())),
         loop_(work_, {settings.device, settings.precision, settings.window, settings.fused, settings.clip,
-                      settings.attention_in_fp32, settings.casts_per_step}) {
+                      settings.attention_in_fp32, settings.casts_per_step, settings.lagged_skips}) {
     work_.network->train();
   }
 
@@ -62,6 +62,7 @@ class TrainingStep final : public Subject {
     if (settings_.clip) text += ", gradient norm measured";
     if (settings_.attention_in_fp32) text += ", attention in fp32";
     if (settings_.casts_per_step) text += ", weights cast once per step";
+    if (settings_.lagged_skips) text += ", skips learned late";
     if (settings_.tuned) text += ", allocator tuned";
     return text;
   }
