@@ -8,10 +8,15 @@
 #include <frugal/update.hpp>
 
 #include <ATen/autocast_mode.h>
+#include <torch/csrc/autograd/anomaly_mode.h>
+#include <torch/csrc/autograd/function.h>
 #include <torch/torch.h>
 
 #include <functional>
+#include <limits>
+#include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -251,6 +256,348 @@ TEST_CASE("weight casts: their memory ends with the step") {
   CHECK(layer->weight.use_count() > owners);
   amp.step(optimizer);
   CHECK(layer->weight.use_count() == owners);
+}
+
+// detail/cast_node.hpp: the cast's node adds the gradient itself, where nobody could tell.
+
+namespace {
+
+using frugal::detail::recorded_cast;
+using torch::autograd::variable_list;
+
+// Where a test may put things between a weight's cast and its gradient.
+struct Cast {
+  at::Tensor weight, cast;
+  void total(at::Tensor gradient) const { weight.mutable_grad() = std::move(gradient); }
+  torch::autograd::Node& accumulator() const { return *torch::autograd::impl::grad_accumulator(weight); }
+  // A pass that sends `gradient` through the cast.
+  void pass(const at::Tensor& gradient) const { cast.backward(gradient, /*retain_graph=*/true); }
+};
+
+at::Tensor numbers(at::IntArrayRef sizes = {4, 6}) { return torch::randn(sizes); }
+at::Tensor low(at::IntArrayRef sizes = {4, 6}) { return torch::randn(sizes).to(at::kBFloat16); }
+
+struct Seen {
+  std::vector<at::Tensor> tensors;
+  std::int64_t version = -1;  // of the weight's gradient, -1: it has none
+  bool recorded = false, threw = false;
+  int additions = 0;
+};
+// What comes of use(cast) with our cast of a weight, or with LibTorch's: the tensors it returns, and the weight's gradient.
+Seen seen(const std::function<variable_list(const Cast&)>& use, bool ours) {
+  torch::manual_seed(3);
+  const auto weight = numbers().requires_grad_();
+  const Cast cast{weight, ours ? recorded_cast(weight, at::kBFloat16) : weight.to(at::kBFloat16)};
+  REQUIRE((cast.cast.grad_fn()->name() == "ToCopyBackward0") != ours);
+  cast.total(numbers());
+  Seen all;
+  Warnings unheard;
+  const Operators counted;
+  try {
+    all.tensors = use(cast);
+  } catch (const std::exception&) { all.threw = true; }
+  all.additions = counted["aten::add_"];
+  if (!weight.is_leaf() || !weight.grad().defined()) return all;
+  all.version = weight.grad().is_inference() ? -1 : weight.grad()._version();
+  all.recorded = weight.grad().requires_grad();
+  all.tensors.push_back(weight.grad().is_sparse() ? weight.grad().to_dense() : weight.grad().detach());
+  weight.mutable_grad().reset();  // with create_graph it holds the weight
+  return all;
+}
+enum class By { node, libtorch };  // who adds what comes through our cast
+// Nobody can tell the two casts apart.
+void same(By by, const std::function<variable_list(const Cast&)>& use) {
+  const Seen ours = seen(use, true), theirs = seen(use, false);
+  CHECK(ours.threw == theirs.threw);
+  CHECK(ours.version == theirs.version);
+  CHECK(ours.recorded == theirs.recorded);
+  if (by == By::node) CHECK(ours.additions < theirs.additions);
+  else CHECK(ours.additions == theirs.additions);
+  REQUIRE(ours.tensors.size() == theirs.tensors.size());
+  for (std::size_t i = 0; i < ours.tensors.size(); ++i) {
+    const at::Tensor &one = ours.tensors[i], &other = theirs.tensors[i];
+    REQUIRE(one.defined() == other.defined());
+    if (one.defined())
+      CHECK((one.scalar_type() == other.scalar_type() && one.strides() == other.strides() &&
+             torch::allclose(one, other, 0, 0, /*equal_nan=*/true)));
+  }
+}
+
+struct Doubles : torch::autograd::FunctionPreHook {
+  variable_list operator()(const variable_list& gradients) override { return {gradients[0] * 2}; }
+};
+struct Widens : torch::autograd::FunctionPreHook {
+  variable_list operator()(const variable_list& gradients) override { return {gradients[0].to(at::kDouble)}; }
+};
+struct Notes : torch::autograd::FunctionPostHook {
+  explicit Notes(variable_list& list) : to(list) {}
+  variable_list operator()(const variable_list& outputs, const variable_list& inputs) override {
+    for (const auto* list : {&outputs, &inputs})
+      for (const at::Tensor& tensor : *list) to.push_back(tensor);
+    return outputs;
+  }
+  variable_list& to;
+};
+struct NotesTotal : torch::autograd::PostAccumulateGradHook {
+  explicit NotesTotal(variable_list& list) : to(list) {}
+  void operator()(const at::Tensor& weight) override { to.push_back(weight.grad().clone()); }
+  variable_list& to;
+};
+
+}  // namespace
+
+TEST_CASE("cast node: every number of 16 bits is added as LibTorch adds it, whatever the length") {
+  const auto all_bits = torch::arange(-32768, 32768).to(at::kShort);
+  for (const auto dtype : {at::kBFloat16, at::kHalf})
+    for (const std::int64_t count : {1, 3, 15, 16, 17, 65535, 65536, 300007}) {
+      const auto bits = all_bits.repeat(6).slice(0, 31000, 31000 + count);
+      const auto gradient = bits.view(dtype).clone(), total = torch::randn(count);
+      const auto weight = torch::zeros(count).requires_grad_();
+      weight.mutable_grad() = total.clone();
+      const Operators counted;
+      recorded_cast(weight, dtype).backward(gradient);
+      CHECK(counted["aten::add_"] == 0);
+      CHECK(torch::allclose(weight.grad(), total + gradient.to(at::kFloat), 0, 0, /*equal_nan=*/true));
+    }
+}
+
+TEST_CASE("cast node: from the second micro-batch on no operator casts or adds, and the bits are the same") {
+  const auto alike = [](auto layer, const at::Tensor& example) {
+    const auto gradients = [&](AmpPolicy<Bf16> amp) {
+      variable_list all;
+      const int weights = static_cast<int>(layer->parameters().size());
+      for (int i = 0; i < 4; ++i) {
+        const auto output = forward(amp, layer, example * (i + 1));
+        const Operators counted;
+        output.backward(output.detach());
+        const bool steady = i > 0, fused = amp.extras() && steady;
+        CHECK(counted["aten::_to_copy"] == (fused ? 0 : weights));
+        CHECK(counted["aten::add_"] == (fused || !steady ? 0 : weights));
+        for (const auto& weight : layer->parameters()) all.push_back(weight.grad().clone());
+      }
+      layer->zero_grad();
+      return all;
+    };
+    const auto ours = gradients(once_per_step()), theirs = gradients(stock());
+    for (std::size_t i = 0; i < ours.size(); ++i) CHECK(ours[i].equal(theirs[i]));
+  };
+  alike(torch::nn::Linear(300, 310), torch::randn({8, 300}));
+  alike(torch::nn::Linear(torch::nn::LinearOptions(6, 4).bias(false)), torch::randn({2, 5, 6}));
+  alike(torch::nn::Conv1d(torch::nn::Conv1dOptions(3, 4, 3)), torch::randn({2, 3, 8}));
+  alike(torch::nn::Conv2d(torch::nn::Conv2dOptions(3, 4, 3).padding(1)), torch::randn({2, 3, 8, 8}));
+  alike(torch::nn::ConvTranspose2d(torch::nn::ConvTranspose2dOptions(3, 4, 3)), torch::randn({2, 3, 8, 8}));
+}
+
+TEST_CASE("cast node: the weight's gradient is added to in place, whoever holds it") {
+  same(By::node, [](const Cast& at) -> variable_list {
+    const auto held = at.weight.grad();
+    at.pass(low()), at.pass(low());
+    return {held};
+  });
+  same(By::node, [](const Cast& at) -> variable_list {  // a view, and what it is a view of
+    const auto flat = numbers({50});
+    at.total(flat.narrow(0, 1, 24).view({4, 6}));
+    at.pass(low());
+    return {flat};
+  });
+  same(By::node, [](const Cast& at) -> variable_list {  // memory that is copied when it is written
+    const auto shared = numbers();
+    at.total(torch::_lazy_clone(shared));
+    at.pass(low());
+    return {shared};
+  });
+  same(By::node, [](const Cast& at) -> variable_list {
+    at.total(numbers().requires_grad_());
+    at.pass(low());
+    return {};
+  });
+  same(By::node, [](const Cast& at) -> variable_list {  // the cast used twice: LibTorch sums in bf16
+    const auto a = low(), b = low();
+    (at.cast * a + at.cast * b).sum().backward();
+    return {};
+  });
+}
+
+TEST_CASE("cast node: a gradient that is missing, replaced or of another kind") {
+  const auto with = [](By by, const std::function<at::Tensor()>& total, const std::function<at::Tensor()>& gradient) {
+    same(by, [&](const Cast& at) -> variable_list {
+      at.total(total());
+      at.pass(gradient());
+      return {};
+    });
+  };
+  const auto any = [] { return low(); };
+  const auto usual = [] { return numbers(); };
+  same(By::node, [](const Cast& at) -> variable_list {
+    at.total({});
+    at.pass(low()), at.pass(low());
+    at.total(numbers());
+    at.pass(low());
+    at.weight.mutable_grad().reset();
+    at.pass(low());
+    return {};
+  });
+  with(By::libtorch, [] { return numbers().to(at::kDouble); }, any);
+  with(By::libtorch, [] { return numbers().to_sparse(); }, any);
+  with(By::libtorch, [] { return numbers({6, 4}).t(); }, any);
+  with(By::libtorch, [] { return numbers({1, 6}); }, any);
+  with(
+      By::libtorch, [] { return numbers({4, 12}).slice(1, 0, 12, 2); }, [] { return low({4, 12}).slice(1, 0, 12, 2); });
+  with(By::libtorch, [] { return numbers({1}).expand({4, 6}); }, [] { return low({1}).expand({4, 6}); });
+  with(By::libtorch, usual, [] { return low({6, 4}).t(); });
+  with(By::libtorch, usual, [] { return torch::_neg_view(low()); });
+  with(By::libtorch, [] { return torch::_neg_view(numbers()); }, any);
+  with(
+      By::libtorch,
+      [] {
+        const c10::InferenceMode mode;
+        return numbers();
+      },
+      any);
+}
+
+TEST_CASE("cast node: passes that do not accumulate, or are recorded") {
+  same(By::libtorch,
+       [](const Cast& at) -> variable_list { return torch::autograd::grad({at.cast}, {at.weight}, {low()}); });
+  same(By::libtorch, [](const Cast& at) -> variable_list {
+    at.cast.square().sum().backward({}, /*retain_graph=*/true, /*create_graph=*/true);
+    return torch::autograd::grad({at.weight.grad().square().sum()}, {at.weight});
+  });
+  same(By::libtorch, [](const Cast& at) -> variable_list {
+    at.cast.backward(low(), /*retain_graph=*/false, /*create_graph=*/false, at::TensorList({at.weight}));
+    return {};
+  });
+  same(By::libtorch, [](const Cast& at) -> variable_list {  // outside of a pass
+    const torch::NoGradGuard off;
+    return (*at.cast.grad_fn())({low()});
+  });
+  same(By::libtorch, [](const Cast& at) -> variable_list { return (*at.cast.grad_fn())({at::Tensor()}); });
+  same(By::libtorch, [](const Cast& at) -> variable_list {
+    const torch::autograd::DetectAnomalyGuard anomaly;
+    at.pass(torch::full({4, 6}, std::numeric_limits<float>::quiet_NaN()).to(at::kBFloat16));
+    return {};
+  });
+  same(By::libtorch, [](const Cast& at) -> variable_list {
+    const c10::InferenceMode mode;
+    at.pass(low());
+    return {};
+  });
+  same(By::libtorch, [](const Cast& at) -> variable_list {
+    const auto level = torch::autograd::forward_ad::enter_dual_level();
+    at.pass(torch::_make_dual(low(), low(), static_cast<std::int64_t>(level)));
+    const auto tangent = at.weight.grad()._fw_grad(level).clone();
+    torch::autograd::forward_ad::exit_dual_level(level);
+    return {tangent};
+  });
+}
+
+TEST_CASE("cast node: hooks see and change what they would") {
+  same(By::libtorch, [](const Cast& at) -> variable_list {
+    at.weight.register_hook([](const at::Tensor& gradient) { return gradient * 2; });
+    at.pass(low());
+    return {};
+  });
+  same(By::libtorch, [](const Cast& at) -> variable_list {
+    at.accumulator().add_pre_hook(std::make_unique<Doubles>());
+    at.pass(low());
+    return {};
+  });
+  same(By::libtorch, [](const Cast& at) -> variable_list {
+    variable_list noted;
+    at.accumulator().add_post_hook(std::make_unique<Notes>(noted));
+    at.pass(low());
+    return noted;
+  });
+  same(By::libtorch, [](const Cast& at) -> variable_list {
+    variable_list noted;
+    torch::autograd::impl::set_post_acc_grad_hooks(at.weight, std::make_unique<NotesTotal>(noted));
+    at.pass(low());
+    return noted;
+  });
+  same(By::libtorch, [](const Cast& at) -> variable_list {
+    variable_list noted;
+    at.cast.grad_fn()->add_post_hook(std::make_unique<Notes>(noted));
+    at.pass(low());
+    return noted;
+  });
+  same(By::libtorch, [](const Cast& at) -> variable_list {
+    at.cast.grad_fn()->add_pre_hook(std::make_unique<Widens>());
+    at.pass(low());
+    return {};
+  });
+  same(By::node, [](const Cast& at) -> variable_list {
+    at.cast.register_hook([](const at::Tensor& gradient) { return gradient * 2; });
+    at.pass(low());
+    return {};
+  });
+}
+
+TEST_CASE("cast node: a weight that is also used elsewhere, frozen, or no leaf any more") {
+  const auto apart = [](const Cast& at) -> variable_list {
+    at.total(numbers() * 1e3);
+    ((at.cast * low()).sum().to(at::kFloat) + (at.weight * numbers()).sum()).backward();
+    return {};
+  };
+  for (int i = 0; i < 4; ++i) same(By::libtorch, apart);
+  same(By::libtorch, [](const Cast& at) -> variable_list {
+    at.weight.requires_grad_(false);
+    at.pass(low());
+    return {};
+  });
+  same(By::libtorch, [](const Cast& at) -> variable_list {
+    at.weight.requires_grad_(false);
+    at.weight.mul_(numbers().requires_grad_());
+    CHECK_THROWS(at.pass(low()));
+    return {at.weight.mutable_grad()};
+  });
+  same(By::node, [](const Cast& at) -> variable_list {
+    at.weight.requires_grad_(false).requires_grad_();
+    at.pass(low());
+    return {};
+  });
+}
+
+TEST_CASE("cast node: passes of several threads, with each other and with LibTorch's") {
+  const auto weight = torch::zeros(20000).requires_grad_(), ones = torch::ones(20000);
+  const auto cast = recorded_cast(weight, at::kBFloat16), low_ones = ones.to(at::kBFloat16);
+  weight.mutable_grad() = torch::zeros(20000);
+  constexpr int passes = 4000;
+  const auto through_cast = [&] {
+    for (int i = 0; i < passes; ++i) cast.backward(low_ones, /*retain_graph=*/true);
+  };
+  const auto past_it = [&] {
+    for (int i = 0; i < passes; ++i) (weight * ones).sum().backward();
+  };
+  const auto at_once = [](const auto& one, const auto& other) {
+    std::thread beside(one);
+    other();
+    beside.join();
+  };
+  at_once(through_cast, through_cast);
+  CHECK(weight.grad().equal(ones * 2 * passes));
+  at_once(through_cast, past_it);
+  CHECK(weight.grad().equal(ones * 4 * passes));
+}
+
+TEST_CASE("cast node: only for plain weights in 16 bits, and outlived by the weight") {
+  const auto weight = numbers().requires_grad_();
+  CHECK(recorded_cast(weight, at::kFloat).is_same(weight));
+  CHECK(recorded_cast(weight, at::kDouble).grad_fn()->name() == "ToCopyBackward0");
+  const auto sparse = numbers().to_sparse().requires_grad_();
+  CHECK(recorded_cast(sparse, at::kBFloat16).grad_fn()->name() == "ToCopyBackward0");
+  const auto level = torch::autograd::forward_ad::enter_dual_level();
+  weight._set_fw_grad(numbers(), level, /*is_inplace_op=*/false);
+  CHECK(recorded_cast(weight, at::kBFloat16)._fw_grad(level).defined());
+  torch::autograd::forward_ad::exit_dual_level(level);
+
+  const auto owners = weight.use_count();
+  {
+    const auto cast = recorded_cast(weight, at::kBFloat16);
+    CHECK(cast.requires_grad());
+    CHECK_FALSE(cast.is_leaf());
+    cast.backward(low()), cast.backward(low());
+  }
+  CHECK(weight.use_count() == owners);
 }
 
 TEST_CASE("attention: in fp32 for the owner's regions, in low precision elsewhere") {

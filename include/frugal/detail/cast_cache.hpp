@@ -1,5 +1,7 @@
 #pragma once
 
+#include <frugal/detail/cast_node.hpp>
+
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 
@@ -35,7 +37,7 @@ class CastCache {
     Entry& entry = entry_of(weight);
     const bool fresh = entry.cast.defined() && entry.cast.scalar_type() == dtype &&
                        entry.version == weight._version() && entry.memory == weight.const_data_ptr();
-    if (!fresh) entry = {weight, weight.to(dtype), weight._version(), weight.const_data_ptr()};
+    if (!fresh) entry = {weight, recorded_cast(weight, dtype), weight._version(), weight.const_data_ptr()};
     return {entry.cast, fresh};
   }
 

@@ -22,7 +22,8 @@ enum class Attention { autocast, fp32 };
 /// How often a weight is cast. `per_forward`: as LibTorch does, at its first use in each region, and at every use in an
 /// nn::Linear. `per_step`: once between two optimizer steps, however many micro-batches there are, for nn::Linear,
 /// convolutions and torch::linear; gradients are the same, but for a weight that one forward pass uses twice: its two
-/// gradients are summed in the low precision.
+/// gradients are summed in the low precision. On a CPU the gradients of such weights are added to what is there in one
+/// pass over memory, where LibTorch casts them first.
 enum class WeightCasts { per_forward, per_step };
 
 }  // namespace frugal::inline v0

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <c10/util/BFloat16.h>
+
 #include <algorithm>
 #include <bit>
 #include <cstdint>
@@ -93,6 +95,24 @@ void move_towards(Value* to, const Value* from, std::int64_t count, double weigh
     *out = nearer ? x + near * (y - x) : y - (y - x) * far;
   }
   for (; count > 0; --count, ++to, ++from) *to = nearer ? *to + near * (*from - *to) : *from - (*from - *to) * far;
+}
+
+// to += from. Numbers of 16 bits are exact in float: bfloat16 is its upper half.
+template <class Low>
+void add_widened(float* to, const Low* from, std::int64_t count) {
+  using V = Vector<float>;
+  using Halves [[gnu::vector_size(8)]] = std::uint16_t;
+  using Loose [[gnu::vector_size(8), gnu::aligned(2), gnu::may_alias]] = std::uint16_t;
+  if constexpr (std::is_same_v<Low, c10::BFloat16>)
+    for (; count >= 4 * V::lanes; count -= 4 * V::lanes, to += 4 * V::lanes, from += 4 * V::lanes) {
+      prefetch(to), prefetch(from);
+      for (int i = 0; i < 4; ++i) {
+        const Halves upper = *reinterpret_cast<const Loose*>(from + i * V::lanes);
+        *reinterpret_cast<V::Loose*>(to + i * V::lanes) +=
+            std::bit_cast<V::Values>(__builtin_convertvector(upper, V::Bits) << 16);
+      }
+    }
+  for (; count > 0; --count, ++to, ++from) *to += static_cast<float>(*from);
 }
 
 }  // namespace frugal::inline v0::detail
