@@ -49,9 +49,17 @@ at::Tensor forward(AmpPolicy<Bf16>& amp, auto& layer, const at::Tensor& input) {
 // Casts that `forwards` forward passes make, the inputs' aside.
 int casts(AmpPolicy<Bf16>& amp, auto& layer, const at::Tensor& input, int forwards) {
   const auto cast_before = input.to(at::kBFloat16);
-  const Operators counted;
-  for (int i = 0; i < forwards; ++i) forward(amp, layer, cast_before);
-  return counted["aten::_to_copy"];
+  int made = 0;
+  for (int i = 0; i < forwards; ++i) {
+    const auto output = [&] {
+      const Operators counted;
+      const auto value = forward(amp, layer, cast_before);
+      made += counted["aten::_to_copy"];
+      return value;
+    }();
+    output.sum().backward();
+  }
+  return made;
 }
 
 bool registered(const char* name, const char* overload = "") {
@@ -182,6 +190,29 @@ TEST_CASE("weight casts: never stale, whoever changed the weight inside the wind
   CHECK(follows([&] { averager.swap(layer); }));
   CHECK(follows([&] { averager.swap(layer); }));
   CHECK(follows([&] { layer->weight = other->weight.detach().clone().mul_(4).requires_grad_(); }));
+}
+
+TEST_CASE("weight casts: an optimizer that is stepped past the policy is found out") {
+  const bool drops = GENERATE(true, false);  // the gradients, or keeps them as zeros
+  auto plain = linear(), kept = linear();
+  torch::optim::SGD by_hand(plain->parameters(), 0.1), past(kept->parameters(), 0.1);  // it writes through .data()
+  auto reference = stock();
+  auto amp = once_per_step();
+  for (int step = 0; step < 4; ++step) {
+    for (int micro = 0; micro < 2; ++micro) {
+      forward(reference, plain, input()).to(at::kFloat).square().mean().backward();
+      forward(amp, kept, input()).to(at::kFloat).square().mean().backward();
+    }
+    by_hand.step(), past.step();
+    by_hand.zero_grad(drops), past.zero_grad(drops);
+    CHECK(torch::equal(plain->weight, kept->weight));
+  }
+  SECTION("and a weight that is written through .data() inside a region") {
+    auto guard = amp.autocast();
+    const auto before = kept->forward(input());
+    kept->weight.data().mul_(2);
+    CHECK_FALSE(torch::equal(before, kept->forward(input())));
+  }
 }
 
 TEST_CASE("weight casts: an evaluation inside the window neither sees old casts nor costs a gradient") {

@@ -1,4 +1,5 @@
 #include "support/catch.hpp"
+#include "support/caught_warnings.hpp"
 #include "support/operators.hpp"
 #include "support/temporary_directory.hpp"
 
@@ -233,6 +234,48 @@ TEST_CASE("calibrate: the choice is in the checkpoint, and a policy that may tak
   fixed.load(state);
   CHECK(fixed.precision() == Precision::bf16);
   CHECK(fixed.reason() == "bf16, asked for in code.");
+}
+
+TEST_CASE("calibrate: what was measured outlives a run that may not compute so") {
+  auto amp = automatic();
+  const frugal::detail::PrecisionChoice measured{Precision::bf16, "bf16, attention in fp32: measured.", Attention::fp32};
+  amp.become(measured, frugal::detail::Chosen::by_measuring);
+  frugal::detail::Snapshot first, second;
+  amp.save(first);
+  AmpPolicy<> full(at::kCPU, able_cpu, {.precision = Precision::fp32});
+  {
+    const CaughtWarnings warnings;
+    full.load(first);
+  }
+  CHECK(full.precision() == Precision::fp32);
+  full.save(second);
+  auto resumed = automatic();
+  {
+    const CaughtWarnings warnings;
+    resumed.load(second);
+  }
+  CHECK(resumed.chosen().now().same_as(measured));
+  CHECK(resumed.reason() == measured.reason);
+}
+
+TEST_CASE("calibrate: a step without a region is refused, and a model that has one way is told so") {
+  torch::nn::Linear model(4, 4);
+  torch::optim::SGD optimizer(model->parameters(), 0.1);
+  const auto input = torch::ones({2, 4});
+  SECTION("no region") {
+    auto amp = automatic();
+    CHECK_THROWS_WITH(frugal::calibrate(amp, model, optimizer, [&] { model->forward(input).sum().backward(); }),
+                      Catch::Contains("never entered `amp.autocast()`"));
+  }
+  SECTION("one way") {
+    AmpPolicy<frugal::Bf16> amp(at::kCPU, able_cpu);
+    const auto found = frugal::calibrate(amp, model, optimizer, [&] {
+      auto guard = amp.autocast();
+      static_cast<void>(model->forward(input));
+    });
+    CHECK(found.ways.size() == 1);
+    CHECK_THAT(found.reason, Catch::Contains("all that this model has a use for"));
+  }
 }
 
 TEST_CASE("calibrate: options that make no sense are refused") {

@@ -1,7 +1,7 @@
 #pragma once
 
+#include <frugal/amp_options.hpp>
 #include <frugal/capability.hpp>
-#include <frugal/detail/amp_options.hpp>
 #include <frugal/detail/autocast.hpp>
 #include <frugal/detail/autocast_kernels.hpp>
 #include <frugal/detail/device_kernels.hpp>
@@ -44,6 +44,9 @@
 /// | `Bf16` | autocast to bfloat16 | no scaler, no skips, nothing read back from a device |
 /// | `Fp16` | autocast to float16 | loss scaling; one device read per step decides whether to skip it (or none: SkipDecision) |
 /// | `BitExact` | full precision without TF32 | deterministic kernels: two runs, the same bits; process-wide switches |
+///
+/// AmpOptions (amp_options.hpp) has the loss scaler's, attention in fp32, weights cast once per step, and fp16 without a device
+/// read. A validation runs in full precision unless it opens a region itself.
 ///
 /// `Auto` becomes what `AmpOptions::precision` says; else bit-exact when FRUGAL_BIT_EXACT=1 is in the environment; else
 /// what FRUGAL_PRECISION says (auto, fp32, tf32, bf16, fp16). Another value there is an error, an empty one counts as
@@ -96,6 +99,8 @@ class AmpPolicy {
     }
     detail::PrecisionChoice choice = chosen_.now();
     choice.attention = options.attention, choice.weight_casts = options.weight_casts;
+    if (const std::string more = choice.more(); !more.empty()) choice.reason += " With " + more + ".";
+    if (scales() && options.skip_decision == SkipDecision::lagged) choice.reason += " Skips are learned late.";
     if (detail::autocasts(precision())) chosen_.set(std::move(choice), detail::Chosen::by_rule);
     provide_extras();
   }
@@ -176,9 +181,9 @@ class AmpPolicy {
 
   /// What was chosen.
   Precision precision() const { return chosen_.now().precision; }
-  /// What was chosen and why, in one sentence; after calibrate() with its figures.
+  /// What was chosen and why, with the options in force; after calibrate() with its figures.
   std::string reason() const { return chosen_.now().reason; }
-  /// The scale that the next scale() uses; 1 without a scaler.
+  /// The scale that the next scale() uses; 1 without a scaler. Lagged: reads what the last step was, as skipped() does.
   double scale_factor() const {
     if constexpr (can_skip)
       if (scales()) return scaling_.next().scale();

@@ -29,11 +29,15 @@
 /// Tried are full precision and the hardware's low precision (one of them alone where code or environment ask for it),
 /// the latter with attention in float32 and with weights that are cast once per optimizer step (AmpOptions), where the
 /// model has attention, or uses a weight more than once in a step. All take turns, so that other load on the machine
-/// meets all of them, and what is clearly slower is soon left out. The simplest wins unless another is faster by `margin`.
+/// meets all of them, and what is clearly slower is soon left out. In the order of `Calibration::ways`, a way wins over the best one
+/// so far when it is faster than that one by `margin`, in the median of the rounds that both took part in: so the simplest wins
+/// unless another is faster. (The ratios that are printed are all against the first way.) What AmpOptions said of attention and
+/// casts is not a limit: both are decided here.
 ///
 /// Afterwards model, optimizer, gradients, random generators and the loss scaler are bit for bit what they were
 /// (StateGuard, with its copy in host memory); only the policy's choice is new. Call it between two windows, on a batch of
-/// the usual size, and while no other thread computes.
+/// the usual size and memory order (channels_last), and while no other thread computes. It takes `CalibrationOptions::seconds` at
+/// most, but for slow steps: three rounds are made in any case.
 namespace frugal::inline v0 {
 
 struct CalibrationOptions {
@@ -95,6 +99,7 @@ inline std::string times(double ratio) {
 // "bf16, attention in fp32: 1.47x as fast as fp32 [1.42x, 1.52x], measured in 9 rounds; bf16 1.07x."
 inline std::string reason_of(const std::vector<PrecisionChoice>& ways, const Duels& duels, std::size_t chosen) {
   std::string text = ways[chosen].text();
+  if (ways.size() == 1) return text + ", all that this model has a use for.";
   if (chosen == 0) {
     text += ", the fastest";
   } else {
@@ -119,6 +124,9 @@ Calibration calibrate(AmpPolicy<Tag>& amp, Model& model, Optimizer& optimizer, S
   TORCH_CHECK(options.margin >= 0 && options.margin < 1 && options.rounds >= 3 && options.turn >= 0,
               "calibrate: margin is ", options.margin, ", rounds ", options.rounds, " and turn ", options.turn,
               ". They must be a share in [0, 1), at least 3, and not negative.");
+  TORCH_CHECK(!amp.unanswered(),
+              "calibrate: it is not known yet whether the last step was skipped (SkipDecision::lagged). Call "
+              "frugal::settle(optimizer, amp, fused) first.");
   std::vector<detail::PrecisionChoice> ways = amp.chosen().candidates();
   if (ways.size() == 1) return {{{ways[0].precision, {}, {}, 1, 1, 1}}, 0, amp.reason()};
 
@@ -130,11 +138,14 @@ Calibration calibrate(AmpPolicy<Tag>& amp, Model& model, Optimizer& optimizer, S
     // The most elaborate way first: it says which of its parts this model has a use for.
     prepare(ways.size() - 1);
     step();
+    TORCH_CHECK(amp.extras()->regions > 0,
+                "calibrate: the step never entered `amp.autocast()`, so every precision is the same. "
+                "Make the forward passes inside of it.");
     const bool attends = amp.extras()->attentions > 0, reuses = amp.extras()->reused > 0;
     std::erase_if(ways, [&](const detail::PrecisionChoice& way) {
       return (!attends && way.attention == Attention::fp32) || (!reuses && way.weight_casts == WeightCasts::per_step);
     });
-    duels.run(ways.size(), options.rounds, options.seconds, prepare, step);
+    if (ways.size() > 1) duels.run(ways.size(), options.rounds, options.seconds, prepare, step);
     guard.restore();  // here, where an error is seen
   }
   const std::size_t chosen = duels.winner(options.margin);

@@ -3,6 +3,7 @@
 /// All of frugal. A program that needs one policy includes that policy's header instead: each works alone.
 
 #include <frugal/allocator.hpp>
+#include <frugal/amp_options.hpp>
 #include <frugal/amp_policy.hpp>
 #include <frugal/averager.hpp>
 #include <frugal/batch_size_prober.hpp>

@@ -74,7 +74,8 @@ class FusedStep {
     run(optimizer, pending);
   }
 
-  /// For settle(): the last step of this optimizer was one that a PendingScale::skip turned into none.
+  /// For settle(): the last step of this optimizer was one that a PendingScale::skip turned into none. Throws when another
+  /// FusedStep made it.
   void take_back(torch::optim::Optimizer& optimizer) { groups_.take_back(optimizer); }
 
   /// How the last step was made, in one sentence: "fused kernels", or who fell back and why. Groups count from 0.
@@ -96,6 +97,7 @@ class FusedStep {
                   "step(closure) yourself, or use AdamW.");
     if constexpr (std::derived_from<Optimizer, torch::optim::Optimizer> && steps_alone) {
       whole_ = nullptr;
+      if (pending.skip.defined()) groups_.begin_late(optimizer);
       if (options_.stepping == Stepping::fused && groups_.step(optimizer, pending)) return;
       if (pending.skips()) return;
       pending.settle(optimizer, gradients_);

@@ -9,6 +9,7 @@
 
 #include <chrono>
 #include <concepts>
+#include <exception>
 #include <optional>
 #include <tuple>
 #include <type_traits>
@@ -134,15 +135,18 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
   bool resume() {
     static_assert(!Base::template absent<Role::checkpointing>, "Trainer: resume() has no CheckpointManager. Pass one.");
     this->book();
-    const auto found = this->with_state([&](auto&... state) -> std::optional<Progress> {
-      return checkpointing().restore(model_, optimizer_, state...);
-    });
-    if (!found) return false;
-    progress_ = *found;
-    this->place_.resumed();
-    this->note_saved();
-    begun_ = moved_ = false;
-    return true;
+    if constexpr (Base::template absent<Role::checkpointing>) return false;
+    else {
+      const auto found = this->with_state([&](auto&... state) -> std::optional<Progress> {
+        return checkpointing().restore(model_, optimizer_, state...);
+      });
+      if (!found) return false;
+      progress_ = *found;
+      this->place_.resumed();
+      this->note_saved();
+      begun_ = moved_ = false;
+      return true;
+    }
   }
   /// Saves now, due or not; returns when the state is copied. Throws inside a backward pass or an update (on_gradients).
   void save() {
@@ -169,6 +173,7 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
     constexpr bool passed = (std::same_as<Type, Policies> || ...);
     static_assert(passed, "Trainer: get<Policy>() asks for a policy that was not passed.");
     if constexpr (passed) return std::get<Type>(this->policies_);
+    else std::terminate();  // the sentence above has been said; without a value there would be a second one
   }
   /// Where the run stands. Reads the last window's loss: at most one device sync per window, here and not before. Waits for
   /// the answer of a step that comes late (SkipDecision::lagged), and books it.

@@ -3,6 +3,7 @@
 #include <frugal/detail/slots.hpp>
 #include <frugal/policy.hpp>
 
+#include <stdexcept>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -40,9 +41,15 @@ struct Middle {
 StepResult answered(auto& optimizer, auto& precision, auto& update) {
   if constexpr (requires { precision.unanswered(optimizer); }) {
     if (!precision.unanswered(optimizer)) return StepResult::accumulated;
-    if (precision.answer(optimizer)) return StepResult::applied;
-    if constexpr (requires { update.take_back(optimizer); }) update.take_back(optimizer);
-    return StepResult::skipped;
+    if constexpr (requires { update.take_back(optimizer); }) {
+      if (precision.answer(optimizer)) return StepResult::applied;
+      update.take_back(optimizer);
+      return StepResult::skipped;
+    } else {
+      throw std::invalid_argument(
+          "settle, update: the last step may have to be taken back by the update policy that made it. Pass that one, "
+          "too.");
+    }
   } else {
     return StepResult::accumulated;
   }
@@ -98,7 +105,8 @@ template <class Loss, class Weight, class... Policies>
 
 /// Makes the window's gradients the true ones (unscaled, the mean over the window), clips them, steps or skips on
 /// overflow, zeroes the gradients and closes the window. Never called twice for one window. When something throws on the way,
-/// the window is dropped: gradients are zeroed and the next window starts afresh.
+/// the window is dropped: gradients are zeroed and the next window starts afresh. With SkipDecision::lagged the answer may be open:
+/// see settle().
 template <class Optimizer, class... Policies>
 StepResult update(Optimizer& optimizer, Policies&... policies) {
   if constexpr (detail::Middle<Policies...>::sound) {
@@ -110,9 +118,17 @@ StepResult update(Optimizer& optimizer, Policies&... policies) {
   }
 }
 
-/// After an update() with the same policies whose answer comes late (SkipDecision::lagged): whether it applied or skipped; the
-/// optimizer's counters are right from here on. accumulated: nothing was open. The next update() does it by itself, so call this
-/// to hear the answer: before that update, which costs no wait, or at once, before a save, an evaluation, or the end.
+/// After an update() with the same policies whose answer comes late (SkipDecision::lagged with FusedStep; amp.unanswered()):
+/// whether it applied or skipped; the optimizer's counters are right from here on. accumulated: nothing was open. The next
+/// update() does it by itself, so call this to hear the answer: before that update, which costs no wait, or at once, before a save,
+/// an evaluation, or the end. What counts every step once, in every mode:
+///
+///     const auto count = [&](StepResult result) { (result == StepResult::applied ? applied : skipped) += 1; };
+///     if (const auto last = settle(optimizer, amp, fused); last != StepResult::accumulated) count(last);
+///     const auto result = update(optimizer, amp, accumulator, fused);
+///     if (!amp.unanswered()) count(result);
+///
+/// Throws std::invalid_argument when the update policy that made the step is not passed.
 template <class Optimizer, class... Policies>
 StepResult settle(Optimizer& optimizer, Policies&... policies) {
   if constexpr (detail::Middle<Policies...>::sound) {

@@ -6,6 +6,7 @@
 
 #include <frugal/amp_policy.hpp>
 #include <frugal/averager.hpp>
+#include <frugal/calibration.hpp>
 #include <frugal/checkpoint_manager.hpp>
 #include <frugal/early_stopper.hpp>
 #include <frugal/fused_step.hpp>
@@ -16,6 +17,7 @@
 #include <frugal/testing.hpp>
 #include <frugal/trainer.hpp>
 
+#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <limits>
@@ -362,6 +364,22 @@ TEST_CASE("lagged skips are exact where the step cannot be told, or somebody loo
     CHECK(update(optimizer, amp, fused) == StepResult::applied);
     CHECK(network::same_bits(before, network::state_of(*model)));
     CHECK(settle(optimizer, amp, fused) == StepResult::skipped);
+  }
+}
+
+TEST_CASE("settle() refuses what would leave counters wrong") {
+  Net model = make();
+  auto optimizer = adamw(model->parameters());
+  AmpPolicy<Fp16> amp = fp16(SkipDecision::lagged);
+  FusedStep fused, another;
+  for (auto& parameter : model->parameters()) parameter.mutable_grad() = torch::full_like(parameter, INFINITY);
+  update(optimizer, amp, fused);
+  CHECK_THROWS_WITH(settle(optimizer, amp), Catch::Contains("Pass that one, too"));
+  CHECK(amp.unanswered());
+  SECTION("the right one") { CHECK(settle(optimizer, amp, fused) == StepResult::skipped); }
+  SECTION("another one") { CHECK_THROWS_WITH(settle(optimizer, amp, another), Catch::Contains("another FusedStep")); }
+  SECTION("calibrate") {
+    CHECK_THROWS_WITH(calibrate(amp, model, optimizer, [] {}), Catch::Contains("frugal::settle"));
   }
 }
 

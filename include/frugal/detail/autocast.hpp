@@ -37,6 +37,7 @@ struct AutocastExtras {
   bool attention_in_float = false;
   bool keeps_casts = false;  // of weights, from region to region
   CastCache casts = {};
+  std::int64_t regions = 0;     // that were entered
   std::int64_t attentions = 0;  // calls of attention, and of layers that found their weight already cast: whether a
   std::int64_t reused = 0;      // model can gain at all
 };
@@ -57,6 +58,7 @@ class [[nodiscard]] AutocastRegion {
         was_enabled_(at::autocast::is_autocast_enabled(device)),
         outer_(std::exchange(running_extras, extras)) {
     at::autocast::set_autocast_enabled(device, active_);
+    if (extras) extras->casts.begin_region(), ++extras->regions;
     if (!active_) return;  // full precision: nothing is cast in here, so there is nothing to cache or count
     previous_dtype_ = at::autocast::get_autocast_dtype(device);
     was_caching_ = at::autocast::is_autocast_cache_enabled();

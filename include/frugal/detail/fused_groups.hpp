@@ -9,6 +9,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/Parallel.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
 #include <torch/optim/optimizer.h>
 
 #include <algorithm>
@@ -30,9 +31,13 @@ class FusedGroups {
   bool step(torch::optim::Optimizer& optimizer, const PendingScale& pending) {
     return with_kernel(optimizer, [&]<class Kernel>(Kernel) { step_groups<Kernel>(optimizer, pending); });
   }
+  // A step with a PendingScale::skip.
+  void begin_late(const torch::optim::Optimizer& optimizer) { late_of(optimizer).counted.clear(); }
   // The last step of this optimizer, which had a PendingScale::skip, changed nothing: its counters go back. Only what is still as
   // that step left it: the user may have loaded another state since.
   void take_back(torch::optim::Optimizer& optimizer) {
+    TORCH_CHECK(std::ranges::count(late_, &optimizer, &Late::optimizer) > 0,
+                "FusedStep: the step that was skipped was made by another FusedStep. Pass the same one to settle().");
     with_kernel(optimizer, [&]<class Kernel>(Kernel) {
       for (const auto& [parameter, due] : late_of(optimizer).counted)
         if (const auto found = optimizer.state().find(parameter); found != optimizer.state().end())
@@ -105,7 +110,6 @@ class FusedGroups {
     Groups& groups = optimizer.param_groups();
     refusals_.assign(groups.size(), nullptr);
     shared_.resize(groups.size());
-    if (pending.skip.defined()) late_of(optimizer).counted.clear();
     const bool settled = !pending.settled() && in_two(groups);
     if (settled) pending.settle(optimizer, gradients_);
     const PendingScale multiplied{.skip = pending.skip}, &left = settled ? multiplied : pending;

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <frugal/detail/amp_options.hpp>
+#include <frugal/amp_options.hpp>
 #include <frugal/detail/gradient_norm.hpp>
 #include <frugal/detail/gradients.hpp>
 #include <frugal/detail/late_flag.hpp>
@@ -140,7 +140,7 @@ class LossScaling {
     if (!window_of(optimizer).open()) unscale(optimizer, gradients, 1.0);
     UnscaledWindow& window = window_of(optimizer);
     stepped_ = true;
-    if constexpr (Deferring<std::remove_reference_t<decltype(optimizer)>>)
+    if constexpr (requires { optimizer.take_back(); })
       if (lags_) {
         window.abandon();
         window.learned.reset();

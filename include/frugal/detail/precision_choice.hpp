@@ -1,5 +1,6 @@
 #pragma once
 
+#include <frugal/amp_options.hpp>
 #include <frugal/capability.hpp>
 
 #include <c10/util/Exception.h>
@@ -12,21 +13,6 @@
 #include <string_view>
 #include <utility>
 #include <vector>
-
-namespace frugal::inline v0 {
-
-/// Where scaled_dot_product_attention is computed in an autocast region. `autocast`: as LibTorch does, in the low
-/// precision. `fp32`: in float32; on a CPU the backward pass of bf16 attention is several times slower than that.
-enum class Attention { autocast, fp32 };
-
-/// How often a weight is cast. `per_forward`: as LibTorch does, at its first use in each region, and at every use in an
-/// nn::Linear. `per_step`: once between two optimizer steps, however many micro-batches there are, for nn::Linear,
-/// convolutions and torch::linear; gradients are the same, but for a weight that one forward pass uses twice: its two
-/// gradients are summed in the low precision. On a CPU the gradients of such weights are added to what is there in one
-/// pass over memory, where LibTorch casts them first.
-enum class WeightCasts { per_forward, per_step };
-
-}  // namespace frugal::inline v0
 
 // Which precision a policy runs in, and why.
 namespace frugal::inline v0::detail {
@@ -43,11 +29,15 @@ struct PrecisionChoice {
   bool same_as(const PrecisionChoice& other) const {
     return precision == other.precision && attention == other.attention && weight_casts == other.weight_casts;
   }
-  // "bf16, attention in fp32, weights cast once per step"
+  // "bf16, attention in fp32, weights cast once per step", and that without the precision
   std::string text() const {
-    std::string words(name_of(precision));
-    if (attention == Attention::fp32) words += ", attention in fp32";
-    if (weight_casts == WeightCasts::per_step) words += ", weights cast once per step";
+    const std::string words = more();
+    return std::string(name_of(precision)) + (words.empty() ? "" : ", ") + words;
+  }
+  std::string more() const {
+    std::string words = attention == Attention::fp32 ? "attention in fp32" : "";
+    if (weight_casts == WeightCasts::per_step)
+      words += (words.empty() ? "" : ", ") + std::string("weights cast once per step");
     return words;
   }
 };
@@ -105,7 +95,10 @@ class ChosenPrecision {
       : choice_(choose_precision(in_code, capability)), open_(!in_code && !asked_by_environment()) {}
 
   const PrecisionChoice& now() const { return choice_; }
-  void set(PrecisionChoice choice, Chosen how) { choice_ = std::move(choice), how_ = how; }
+  void set(PrecisionChoice choice, Chosen how) {
+    choice_ = std::move(choice), how_ = how;
+    put_by_.reset();
+  }
   Chosen how() const { return how_; }
 
   // The simplest first: full precision where nobody asked for another one, then autocast and what it can be joined with.
@@ -121,40 +114,46 @@ class ChosenPrecision {
 
   void save(auto& out) const {
     out.write("precision", std::string(name_of(choice_.precision)));
-    if (how_ != Chosen::by_measuring) return;
-    out.write("measured", choice_.reason);
-    out.write("attention_in_fp32", std::int64_t{choice_.attention == Attention::fp32});
-    out.write("casts_per_step", std::int64_t{choice_.weight_casts == WeightCasts::per_step});
+    const PrecisionChoice* const measured = how_ == Chosen::by_measuring ? &choice_ : put_by_ ? &*put_by_ : nullptr;
+    if (!measured) return;
+    out.write("measured", measured->reason);
+    out.write("measured_precision", std::string(name_of(measured->precision)));
+    out.write("attention_in_fp32", std::int64_t{measured->attention == Attention::fp32});
+    out.write("casts_per_step", std::int64_t{measured->weight_casts == WeightCasts::per_step});
   }
-  // Takes up what was measured in the saved run, if that is possible here; else goes on as it is, and warns when the
-  // saved run was in another precision.
+  // Takes up what was measured in the saved run, if that is possible here; else goes on as it is and puts that by, for
+  // whoever continues from the next checkpoint. Warns when the saved run was in another precision.
   void load(auto& in) {
     std::string precision;
     in.read("precision", precision);
-    if (in.has("measured")) {
-      PrecisionChoice saved{.precision = choice_.precision, .reason = {}};
-      std::int64_t attention = 0, casts = 0;
-      in.read("measured", saved.reason);
-      in.read("attention_in_fp32", attention);
-      in.read("casts_per_step", casts);
-      saved.attention = attention != 0 ? Attention::fp32 : Attention::autocast;
-      saved.weight_casts = casts != 0 ? WeightCasts::per_step : WeightCasts::per_forward;
-      for (const PrecisionChoice& candidate : candidates()) {
-        if (name_of(candidate.precision) != precision) continue;
-        saved.precision = candidate.precision;
-        if (saved.same_as(candidate)) return set(saved, Chosen::by_measuring);
-      }
-    }
+    put_by_ = in.has("measured") ? measured_in(in, precision) : std::nullopt;
+    if (put_by_ && std::ranges::any_of(candidates(), [&](const auto& way) { return way.same_as(*put_by_); }))
+      return set(*std::exchange(put_by_, std::nullopt), Chosen::by_measuring);
     if (precision != name_of(choice_.precision))
-      TORCH_WARN("AmpPolicy: the saved run was in ", precision, ", this one continues in ", name_of(choice_.precision),
-                 ".");
+      TORCH_WARN("AmpPolicy: the saved run was in ", precision, ". This one continues in ", choice_.reason);
   }
 
  private:
+  static std::optional<PrecisionChoice> measured_in(auto& in, std::string precision) {
+    std::string reason;
+    std::int64_t attention = 0, casts = 0;
+    in.read("measured", reason);
+    if (in.has("measured_precision")) in.read("measured_precision", precision);
+    in.read("attention_in_fp32", attention);
+    in.read("casts_per_step", casts);
+    for (const Precision known :
+         {Precision::fp32, Precision::tf32, Precision::bf16, Precision::fp16, Precision::bit_exact})
+      if (precision == name_of(known))
+        return PrecisionChoice{known, reason, attention != 0 ? Attention::fp32 : Attention::autocast,
+                               casts != 0 ? WeightCasts::per_step : WeightCasts::per_forward};
+    return std::nullopt;
+  }
+
   PrecisionChoice choice_;
   Precision fastest_ = choice_.precision;  // of this hardware, or what was asked for
   bool open_;                              // nobody asked
   Chosen how_ = Chosen::by_rule;
+  std::optional<PrecisionChoice> put_by_;  // measured in the saved run, and not possible in this one
 };
 
 // Equal bits on a GPU need a fixed cuBLAS workspace, which cuBLAS reads once, before the program can set it.

@@ -214,6 +214,12 @@ struct SteppedLater : SteppedBy<Optimizer, Update> {
   Pending pending = {};
 
   void step() { this->update.step(this->optimizer, pending); }
+  // The last step turned out to be none (PendingScale::skip).
+  void take_back()
+    requires requires(Update& steps, Optimizer& stepped) { steps.take_back(stepped); }
+  {
+    this->update.take_back(this->optimizer);
+  }
 };
 
 // Whether nobody needs the gradients themselves between backward and step: the update policy takes what is pending,

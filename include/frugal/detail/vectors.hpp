@@ -22,6 +22,16 @@ struct Vector {
   static constexpr std::int64_t lanes = 16 / sizeof(Value);
 };
 
+// Some values from anywhere in memory. (g++ 12 forgets that they may lie anywhere where such a pointer is indexed.)
+template <class Value>
+typename Vector<Value>::Values load(const Value* at) {
+  return *reinterpret_cast<const typename Vector<Value>::Loose*>(at);
+}
+template <class Value>
+typename Vector<Value>::Bits load_bits(const Value* at) {
+  return *reinterpret_cast<const typename Vector<Value>::LooseBits*>(at);
+}
+
 // A page ahead, where the processor does not look by itself.
 inline void prefetch(const void* at) { __builtin_prefetch(static_cast<const char*>(at) + 4096); }
 
@@ -29,9 +39,10 @@ inline void prefetch(const void* at) { __builtin_prefetch(static_cast<const char
 template <class Value>
 void add_squares(const Value* line, typename Vector<Value>::Values (&sums)[4]) {
   prefetch(line);
-  const auto* const four = reinterpret_cast<const typename Vector<Value>::Loose*>(line);
-  sums[0] += four[0] * four[0], sums[1] += four[1] * four[1];
-  sums[2] += four[2] * four[2], sums[3] += four[3] * four[3];
+  for (int i = 0; i < 4; ++i) {
+    const auto some = load(line + i * Vector<Value>::lanes);
+    sums[i] += some * some;
+  }
 }
 
 // In the precision of the values within a block, in double beyond. Not finite: something is not, or a square overflowed. Four
@@ -72,8 +83,7 @@ Value largest_magnitude(const Value* at, std::int64_t count) {
   typename V::Bits a{}, b{};
   for (; count >= 2 * V::lanes; count -= 2 * V::lanes, at += 2 * V::lanes) {
     prefetch(at);
-    const auto* const two = reinterpret_cast<const typename V::LooseBits*>(at);
-    const typename V::Bits x = two[0] & magnitude, y = two[1] & magnitude;
+    const typename V::Bits x = load_bits(at) & magnitude, y = load_bits(at + V::lanes) & magnitude;
     a = x > a ? x : a, b = y > b ? y : b;
   }
   Integer largest = 0;
@@ -91,7 +101,7 @@ void move_towards(Value* to, const Value* from, std::int64_t count, double weigh
   for (; count >= V::lanes; count -= V::lanes, to += V::lanes, from += V::lanes) {
     prefetch(to), prefetch(from);
     auto* const out = reinterpret_cast<typename V::Loose*>(to);
-    const typename V::Values x = *out, y = *reinterpret_cast<const typename V::Loose*>(from);
+    const typename V::Values x = *out, y = load(from);
     *out = nearer ? x + near * (y - x) : y - (y - x) * far;
   }
   for (; count > 0; --count, ++to, ++from) *to = nearer ? *to + near * (*from - *to) : *from - (*from - *to) * far;

@@ -1,0 +1,82 @@
+#pragma once
+
+#include <frugal/capability.hpp>
+#include <frugal/loss_scaler.hpp>
+
+#include <optional>
+#include <type_traits>
+
+/// What AmpPolicy can be told: its tags and its options.
+///
+///     frugal::AmpPolicy<> fp16(device, {.scaler = {.init_scale = 1024},            // in this order, any of them
+///                                       .precision = frugal::Precision::fp16,
+///                                       .attention = frugal::Attention::fp32,
+///                                       .weight_casts = frugal::WeightCasts::per_step,
+///                                       .skip_decision = frugal::SkipDecision::lagged});
+namespace frugal::inline v0 {
+
+struct Fp32 {};      ///< full precision
+struct Tf32 {};      ///< float32 with TF32 matrix products and convolutions
+struct Bf16 {};      ///< autocast to bfloat16
+struct Fp16 {};      ///< autocast to float16 with loss scaling
+struct BitExact {};  ///< float32, the same bits in every run
+struct Auto {};      ///< decided when the policy is constructed
+
+/// Where scaled_dot_product_attention is computed in an autocast region. `autocast`: as LibTorch does, in the low
+/// precision. `fp32`: in float32; on a CPU the backward pass of bf16 attention is several times slower than that.
+enum class Attention { autocast, fp32 };
+
+/// How often a weight is cast. `per_forward`: as LibTorch does, at its first use in each region, and at every use in an
+/// nn::Linear. `per_step`: once between two optimizer steps, however many micro-batches there are, for nn::Linear,
+/// convolutions and torch::linear; gradients are the same, but for a weight that one forward pass uses twice: its two
+/// gradients are summed in the low precision. On a CPU the gradients of such weights are added to what is there in one
+/// pass over memory, where LibTorch casts them first.
+///
+/// A kept cast ends with AmpPolicy::step(), which update() and the Trainer call; with zero_grad(), where that drops the
+/// gradients, as LibTorch's does unless told otherwise; and when its weight was written through LibTorch. Who steps past
+/// the policy, keeps the gradients' memory and writes the weights through `.data()`, as torch::optim::SGD does, or through
+/// a pointer, is found out on a CPU alone, by a sample of every weight: call `amp.step(optimizer)`.
+enum class WeightCasts { per_forward, per_step };
+
+/// When fp16's step() learns whether the window overflowed. Either way the device skips a window that did, and nothing of it
+/// is kept.
+enum class SkipDecision {
+  exact,  ///< in step(): one device read per window, for which the host waits
+  lagged,  ///< at the next update, when the answer has long arrived: the host never waits. Until then update() and step()
+           ///< have said `applied`, and settle() asks (update.hpp has the recipe). With FusedStep in update() and the
+           ///< Trainer, where nobody watches gradients; elsewhere as `exact`
+};
+
+/// Options of AmpPolicy. `attention` and `weight_casts` mean something where the precision is bf16 or fp16. Anything but
+/// their defaults registers kernels with LibTorch's dispatcher while such a policy lives: they act in the regions of
+/// these policies alone, but are the process's, so construct and destroy such a policy while no other thread computes.
+/// `calibrate` tries both and decides both anew, whatever they are here (calibration.hpp).
+struct AmpOptions {
+  LossScalerOptions scaler = {};                        ///< used when the precision is fp16 (loss_scaler.hpp)
+  std::optional<Precision> precision = {};              ///< what Auto becomes; wins over the environment
+  Attention attention = Attention::autocast;            ///< see Attention
+  WeightCasts weight_casts = WeightCasts::per_forward;  ///< see WeightCasts; a copy of the weights in low precision
+                                                        ///< lives from their first use to the step
+  SkipDecision skip_decision = SkipDecision::exact;     ///< see SkipDecision; means something in fp16
+};
+
+namespace detail {
+
+template <class Tag>
+constexpr std::optional<Precision> precision_of_tag =
+    std::is_same_v<Tag, Fp32>       ? std::optional(Precision::fp32)
+    : std::is_same_v<Tag, Tf32>     ? std::optional(Precision::tf32)
+    : std::is_same_v<Tag, Bf16>     ? std::optional(Precision::bf16)
+    : std::is_same_v<Tag, Fp16>     ? std::optional(Precision::fp16)
+    : std::is_same_v<Tag, BitExact> ? std::optional(Precision::bit_exact)
+                                    : std::nullopt;
+
+// What stands where a tag rules a member out.
+template <int>
+struct Absent {
+  explicit Absent(auto&&...) {}
+};
+
+}  // namespace detail
+
+}  // namespace frugal::inline v0
