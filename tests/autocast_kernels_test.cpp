@@ -215,6 +215,18 @@ TEST_CASE("weight casts: an optimizer that is stepped past the policy is found o
   }
 }
 
+TEST_CASE("weight casts: none outlives the gradients of its window") {
+  torch::nn::Linear layer(64, 64);
+  const auto ones = torch::ones({2, 64});
+  auto amp = once_per_step();
+  const auto before = forward(amp, layer, ones);
+  before.sum().backward();
+  CHECK(torch::equal(before, forward(amp, layer, ones)));
+  layer->weight.data().select(0, 0).select(0, 1).add_(8);  // one value among 4096
+  layer->zero_grad();
+  CHECK_FALSE(torch::equal(before, forward(amp, layer, ones)));
+}
+
 TEST_CASE("weight casts: an evaluation inside the window neither sees old casts nor costs a gradient") {
   auto layer = linear();
   auto amp = once_per_step();

@@ -238,7 +238,8 @@ TEST_CASE("calibrate: the choice is in the checkpoint, and a policy that may tak
 
 TEST_CASE("calibrate: what was measured outlives a run that may not compute so") {
   auto amp = automatic();
-  const frugal::detail::PrecisionChoice measured{Precision::bf16, "bf16, attention in fp32: measured.", Attention::fp32};
+  const frugal::detail::PrecisionChoice measured{Precision::bf16, "bf16, attention in fp32: measured.",
+                                                 Attention::fp32};
   amp.become(measured, frugal::detail::Chosen::by_measuring);
   frugal::detail::Snapshot first, second;
   amp.save(first);

@@ -145,7 +145,7 @@ Calibration calibrate(AmpPolicy<Tag>& amp, Model& model, Optimizer& optimizer, S
     std::erase_if(ways, [&](const detail::PrecisionChoice& way) {
       return (!attends && way.attention == Attention::fp32) || (!reuses && way.weight_casts == WeightCasts::per_step);
     });
-    if (ways.size() > 1) duels.run(ways.size(), options.rounds, options.seconds, prepare, step);
+    duels.run(ways.size(), options.rounds, options.seconds, prepare, step);
     guard.restore();  // here, where an error is seen
   }
   const std::size_t chosen = duels.winner(options.margin);
