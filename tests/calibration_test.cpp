@@ -279,6 +279,19 @@ TEST_CASE("calibrate: a step without a region is refused, and a model that has o
   }
 }
 
+TEST_CASE("Trainer: calibrate that throws in mid-window leaves no window behind") {
+  torch::nn::Linear model(4, 4);
+  torch::optim::SGD optimizer(model->parameters(), 0.1);
+  int calls = 0;
+  const auto loss = [&](torch::nn::Linear& net, const torch::Tensor& batch) {
+    if (++calls == 2) throw std::runtime_error("a bad batch");
+    return net->forward(batch).square().mean();
+  };
+  frugal::Trainer trainer{model, optimizer, loss, automatic(), frugal::GradAccumulator(2)};
+  CHECK_THROWS_WITH(trainer.calibrate(torch::ones({2, 4})), "a bad batch");
+  CHECK(trainer.step(torch::ones({2, 4})) == frugal::StepResult::accumulated);
+}
+
 TEST_CASE("calibrate: options that make no sense are refused") {
   Plain plain;
   auto amp = automatic();

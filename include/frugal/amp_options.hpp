@@ -28,7 +28,7 @@ enum class Attention { autocast, fp32 };
 
 /// How often a weight is cast. `per_forward`: as LibTorch does, at its first use in each region, and at every use in an
 /// nn::Linear. `per_step`: once between two optimizer steps, however many micro-batches there are, for nn::Linear,
-/// convolutions and torch::linear; gradients are the same, but for a weight that one forward pass uses twice: its two
+/// convolutions and torch::linear; gradients are the same, but for a weight that is used twice before a backward pass: its two
 /// gradients are summed in the low precision. On a CPU the gradients of such weights are added to what is there in one
 /// pass over memory, where LibTorch casts them first.
 ///
@@ -39,7 +39,9 @@ enum class Attention { autocast, fp32 };
 enum class WeightCasts { per_forward, per_step };
 
 /// When fp16's step() learns whether the window overflowed. Either way the device skips a window that did, and nothing of it
-/// is kept.
+/// is kept. While an answer is open, books, rates and averages are one window behind: a Trainer books it at the next update,
+/// or when somebody asks (progress(), a check, a save, an observer's step); update() settles it. Ask before you touch
+/// weights, averages, the optimizer or its state yourself.
 enum class SkipDecision {
   exact,  ///< in step(): one device read per window, for which the host waits
   lagged,  ///< at the next update, when the answer has long arrived: the host never waits. Until then update() and step()

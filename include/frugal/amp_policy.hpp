@@ -63,7 +63,8 @@
 /// time with `AmpPolicy<>(device, {.precision = Precision::fp32})`.
 namespace frugal::inline v0 {
 
-/// Mixed precision; see the top of this header. Movable; holds no reference to a model or an optimizer.
+/// Mixed precision; see the top of this header. Movable; holds no reference to a model or an optimizer, but casts of weights
+/// until the next step. For one thread at a time.
 template <class Tag = Auto>
 class AmpPolicy {
   static constexpr bool is_auto = std::is_same_v<Tag, Auto>;
@@ -159,10 +160,14 @@ class AmpPolicy {
     if constexpr (can_skip) return scales() && scaling_.unanswered();
     else return false;
   }
-  /// Lagged: as step(), for the last step. settle() (update.hpp) asks it and has the update policy take back what it counted.
+  /// Lagged: as step(), for the last step; throws nothing. settle() (update.hpp) asks it, has the update policy take back what it
+  /// counted, and has conclude() throw after too many skips in a row.
   bool answer(auto& optimizer) {
     if constexpr (can_skip) return !scales() || !scaling_.answer(optimizer);
     else return true;
+  }
+  void conclude() {
+    if constexpr (can_skip) scaling_.move();
   }
 
   /// Forgets a window that was unscaled and will not be stepped; update() calls it when something throws in between.

@@ -95,19 +95,20 @@ class FusedStep {
     static_assert(steps_alone,
                   "FusedStep: an optimizer that needs a closure (LBFGS) has no fused kernel. Call its "
                   "step(closure) yourself, or use AdamW.");
-    if constexpr (std::derived_from<Optimizer, torch::optim::Optimizer> && steps_alone) {
-      whole_ = nullptr;
+    constexpr bool known = std::derived_from<Optimizer, torch::optim::Optimizer> && steps_alone;
+    whole_ = options_.stepping == Stepping::plain
+                 ? "torch::optim for all groups: switched off"
+                 : "torch::optim for all groups: the class of this optimizer has no fused kernel";
+    if constexpr (known) {
       if (pending.skip.defined()) groups_.begin_late(optimizer);
-      if (options_.stepping == Stepping::fused && groups_.step(optimizer, pending)) return;
+      if (options_.stepping == Stepping::fused && groups_.step(optimizer, pending)) {
+        whole_ = nullptr;
+        return;
+      }
       if (pending.skips()) return;
       pending.settle(optimizer, gradients_);
     }
-    if constexpr (steps_alone) {
-      whole_ = options_.stepping == Stepping::plain
-                   ? "torch::optim for all groups: switched off"
-                   : "torch::optim for all groups: the class of this optimizer has no fused kernel";
-      optimizer.step();
-    }
+    if constexpr (steps_alone) optimizer.step();
   }
 
   FusedStepOptions options_;

@@ -42,9 +42,10 @@ StepResult answered(auto& optimizer, auto& precision, auto& update) {
   if constexpr (requires { precision.unanswered(optimizer); }) {
     if (!precision.unanswered(optimizer)) return StepResult::accumulated;
     if constexpr (requires { update.take_back(optimizer); }) {
-      if (precision.answer(optimizer)) return StepResult::applied;
-      update.take_back(optimizer);
-      return StepResult::skipped;
+      const bool applied = precision.answer(optimizer);
+      if (!applied) update.take_back(optimizer);
+      precision.conclude();
+      return applied ? StepResult::applied : StepResult::skipped;
     } else {
       throw std::invalid_argument(
           "settle, update: the last step may have to be taken back by the update policy that made it. Pass that one, "

@@ -22,6 +22,7 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -383,6 +384,91 @@ TEST_CASE("settle() refuses what would leave counters wrong") {
   }
 }
 
+TEST_CASE("what a skipped step counted is taken back, and nothing else") {
+  Net model = make();
+  AmpPolicy<Fp16> amp = fp16(SkipDecision::lagged);
+  FusedStep fused;
+  const auto fill = [&](double gradient) {
+    for (auto& parameter : model->parameters()) parameter.mutable_grad() = torch::full_like(parameter, gradient);
+  };
+  SECTION("the first momentum: torch::optim can take over") {
+    auto optimizer = sgd(model->parameters());
+    fill(INFINITY), update(optimizer, amp, fused);
+    CHECK(settle(optimizer, amp, fused) == StepResult::skipped);
+    CHECK(optimizer.state().empty());
+    fill(1), optimizer.step();
+  }
+  SECTION("a parameter in two groups") {
+    torch::optim::AdamW optimizer(std::vector<OptimizerParamGroup>{model->parameters(), {{model->first->weight}}});
+    fill(1), update(optimizer, amp, fused);
+    fill(INFINITY), update(optimizer, amp, fused);
+    CHECK(settle(optimizer, amp, fused) == StepResult::skipped);
+    const auto count = [&](const torch::Tensor& parameter) -> std::int64_t {
+      return static_cast<torch::optim::AdamWParamState&>(*optimizer.state().at(parameter.unsafeGetTensorImpl())).step();
+    };
+    CHECK(count(model->first->weight) == 2);
+    CHECK(count(model->second->weight) == 1);
+  }
+  SECTION("not a state that was loaded since, even one of the same count") {
+    auto optimizer = adamw(model->parameters());
+    fill(INFINITY), update(optimizer, amp, fused);
+    for (auto& [key, state] : optimizer.state()) {
+      auto loaded = std::make_unique<torch::optim::AdamWParamState>();
+      loaded->step(1);
+      state = std::move(loaded);
+    }
+    CHECK(settle(optimizer, amp, fused) == StepResult::skipped);
+    for (auto& [key, state] : optimizer.state()) CHECK(static_cast<torch::optim::AdamWParamState&>(*state).step() == 1);
+  }
+  SECTION("a class without a kernel says so after a skip, too") {
+    torch::optim::RMSprop optimizer(model->parameters(), torch::optim::RMSpropOptions(0.1));
+    fill(INFINITY), update(optimizer, amp, fused);
+    CHECK(fused.reason() == "torch::optim for all groups: the class of this optimizer has no fused kernel");
+    CHECK(optimizer.state().empty());
+  }
+}
+
+TEST_CASE("a double model keeps the scale in double, and a scale beyond float is no error") {
+  const auto train = [](SkipDecision decision, double scale, double growth) {
+    Net model = make(torch::kDouble);
+    auto optimizer = adamw(model->parameters());
+    FusedStep fused;
+    auto amp = fp16(decision, {.init_scale = scale, .growth = growth, .growth_interval = 1, .max_scale = 1e60});
+    for (int i = 0; i < 6; ++i) {
+      amp.scale(MeanLoss()(model, cut(data(29, torch::kDouble), {8})[0])).backward();
+      update(optimizer, amp, fused);
+    }
+    settle(optimizer, amp, fused);
+    return std::pair{network::state_of(*model), amp.scale_factor()};
+  };
+  for (const auto& [scale, growth] : {std::pair{1024.0, 1.3}, std::pair{1e39, 2.0}}) {
+    const auto exact = train(SkipDecision::exact, scale, growth), lagged = train(SkipDecision::lagged, scale, growth);
+    CHECK(network::same_bits(exact.first, lagged.first));
+    CHECK(exact.second == lagged.second);
+  }
+}
+
+TEST_CASE("an exception in fit() leaves an open step booked on its own weights") {
+  const auto train = [](SkipDecision decision) {
+    Net model = make();
+    auto optimizer = adamw(model->parameters());
+    int calls = 0;
+    const auto loss = [&](Net& net, const Batch& batch) {
+      if (++calls == 5) throw std::runtime_error("a bad batch");
+      return MeanLoss()(net, batch);
+    };
+    Trainer trainer{model, optimizer, loss, fp16(decision), FusedStep(), Averager({.decay = 0.5})};
+    const auto batches = cut(data(29), sizes);
+    CHECK_THROWS_WITH(trainer.fit(batches, {.epochs = 3}), "a bad batch");
+    const State averaged = network::state_of(*model);
+    CHECK(trainer.fit(batches, {.epochs = 3}).progress.step > 10);
+    return std::pair{averaged, network::state_of(*model)};
+  };
+  const auto exact = train(SkipDecision::exact), lagged = train(SkipDecision::lagged);
+  CHECK(network::same_bits(exact.first, lagged.first));
+  CHECK(network::same_bits(exact.second, lagged.second));
+}
+
 TEST_CASE("a state that was loaded after a lagged step keeps its counts") {
   Net model = make();
   auto optimizer = adamw(model->parameters());
@@ -438,7 +524,11 @@ TEST_CASE("an unanswered step cannot be saved, and too many skips end the run on
     if (asks) CHECK_THROWS_WITH(trainer.progress(), Catch::Contains("overflow number 2 in a row"));
     else CHECK_THROWS_WITH(trainer.step(batches[0]), Catch::Contains("overflow number 2 in a row"));
     CHECK(network::same_bits(before, network::state_of(*model)));
-    for (auto& parameter : model->parameters()) CHECK_FALSE(parameter.grad().defined());
+    if (!asks)
+      for (auto& parameter : model->parameters()) CHECK_FALSE(parameter.grad().defined());
+    CHECK_FALSE(trainer.get<AmpPolicy<Fp16>>().unanswered());
+    for (const auto& [key, state] : optimizer.state())
+      CHECK(static_cast<const torch::optim::AdamWParamState&>(*state).step() == 1);
   }
 }
 

@@ -12,12 +12,15 @@
 #include <ATen/ops/conv_transpose2d_ops.h>
 #include <ATen/ops/conv_transpose3d_ops.h>
 #include <ATen/ops/linear_ops.h>
+#include <ATen/ops/matmul_ops.h>
+#include <ATen/ops/mm_ops.h>
 #include <ATen/ops/scaled_dot_product_attention_ops.h>
 #include <ATen/ops/t_ops.h>
 #include <c10/core/DispatchKey.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
+#include <torch/csrc/autograd/function.h>
 
 #include <array>
 #include <cstddef>
@@ -66,6 +69,17 @@ struct Lowered {
   }
 };
 
+inline bool is_transposition(const at::Tensor& matrix, const at::Tensor& view) {
+  return matrix.dim() == 2 && view.size(0) == matrix.size(1) && view.size(1) == matrix.size(0) &&
+         view.stride(0) == matrix.stride(1) && view.stride(1) == matrix.stride(0) &&
+         view.storage_offset() == matrix.storage_offset();
+}
+// Whether somebody has a hook on its gradient, or wants it kept.
+inline bool is_watched(const at::Tensor& result) {
+  const auto& node = result.grad_fn();
+  return !node || !node->tensor_pre_hooks().empty() || !node->retains_grad_hooks().empty();
+}
+
 // A layer: (input, weight, bias, ...).
 template <class Operator, class Schema = typename Operator::schema>
 struct LayerKernel;
@@ -81,20 +95,27 @@ struct LayerKernel<Operator,
   }
 };
 
-// nn::Linear in C++ is addmm(bias, input, weight.t()): autocast sees a transposed view, which no cache knows. So the
-// transposition is where the weight is cast. Its gradient goes through that cast, as it would anyway.
+// nn::Linear in C++ is addmm(bias, input, weight.t()), or matmul where there is no bias: autocast sees a transposed view, which
+// no cache knows. It is the transposition of a cast that is kept instead; the gradient comes to the weight either way.
 template <at::DeviceType Device>
-at::Tensor transpose_kernel(const at::Tensor& matrix) {
-  const Lowered<Device> low;
-  const BelowAutocast below(Device);
-  return at::_ops::t::call(low.keeps(matrix) ? low.as_weight(matrix) : matrix);
+at::Tensor lowered_factor(const Lowered<Device>& low, const at::Tensor& factor) {
+  if (!factor.requires_grad() || factor.dim() != 2 || !factor.is_view()) return low(factor);
+  const at::Tensor weight(factor._base());
+  if (!low.keeps(weight) || !is_transposition(weight, factor) || is_watched(factor)) return low(factor);
+  return at::_ops::t::call(low.as_weight(weight));
 }
 template <at::DeviceType Device>
 at::Tensor addmm_kernel(const at::Tensor& bias, const at::Tensor& one, const at::Tensor& other, const at::Scalar& beta,
                         const at::Scalar& alpha) {
   const Lowered<Device> low;
   const BelowAutocast below(Device);
-  return at::_ops::addmm::call(low.as_weight(bias), low(one), low(other), beta, alpha);
+  return at::_ops::addmm::call(low.as_weight(bias), low(one), lowered_factor(low, other), beta, alpha);
+}
+template <class Operator, at::DeviceType Device>
+at::Tensor product_kernel(const at::Tensor& one, const at::Tensor& other) {
+  const Lowered<Device> low;
+  const BelowAutocast below(Device);
+  return Operator::call(low(one), lowered_factor(low, other));
 }
 
 template <at::DeviceType Device>
@@ -130,8 +151,9 @@ template <at::DeviceType Device>
 KernelRegistrations weight_kernels() {
   namespace ops = at::_ops;
   KernelRegistrations all;
-  register_kernel<ops::t>(all, Device, &transpose_kernel<Device>);
   register_kernel<ops::addmm>(all, Device, &addmm_kernel<Device>);
+  register_kernel<ops::matmul>(all, Device, &product_kernel<ops::matmul, Device>);
+  register_kernel<ops::mm>(all, Device, &product_kernel<ops::mm, Device>);
   register_layers<Device, ops::linear, ops::conv1d, ops::conv2d, ops::conv3d, ops::conv1d_padding, ops::conv2d_padding,
                   ops::conv3d_padding, ops::conv_transpose1d, ops::conv_transpose2d_input, ops::conv_transpose3d_input>(
       all);

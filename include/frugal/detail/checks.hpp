@@ -139,6 +139,7 @@ class Checks : protected Endings<Model, Optimizer, Loss, Policies...> {
   // What a run leaves in the model: the best weights, else the averaged ones, else the last ones. The next step, also that
   // of a resumed run, continues on the weights that were being trained.
   void leave_best() {
+    this->book();                       // on the weights that it is about
     if (this->trained_.kept()) return;  // it has them since the run ended; what the user did to them since is his
     if (restored_best() || averaging().swapped() || !averaging().averaging()) return;
     averaging().swap(model_);

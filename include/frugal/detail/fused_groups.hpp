@@ -39,9 +39,13 @@ class FusedGroups {
     TORCH_CHECK(std::ranges::count(late_, &optimizer, &Late::optimizer) > 0,
                 "FusedStep: the step that was skipped was made by another FusedStep. Pass the same one to settle().");
     with_kernel(optimizer, [&]<class Kernel>(Kernel) {
-      for (const auto& [parameter, due] : late_of(optimizer).counted)
-        if (const auto found = optimizer.state().find(parameter); found != optimizer.state().end())
-          Kernel::take_back(static_cast<typename Kernel::State&>(*found->second), due);
+      auto& states = optimizer.state();
+      for (const Counted& step :
+           late_of(optimizer).counted | std::views::reverse) {  // a parameter may be in two groups
+        const auto found = states.find(step.parameter);
+        if (found == states.end() || found->second.get() != step.state) continue;
+        if (!Kernel::take_back(static_cast<typename Kernel::State&>(*found->second), step.due)) states.erase(found);
+      }
     });
   }
   // By group, for the last step: why torch::optim stepped it; null where a kernel did.
@@ -55,10 +59,15 @@ class FusedGroups {
     torch::optim::OptimizerParamState* state;  // null before the first step
     std::int64_t due = 0;
   };
-  // Whose counters moved in a step that may turn out to be none: the parameter's key among the states, and the step's number.
+  // What counted in a step that may turn out to be none: the parameter's key among the states, its state, and the step's number.
+  struct Counted {
+    void* parameter;
+    const torch::optim::OptimizerParamState* state;
+    std::int64_t due;
+  };
   struct Late {
     const torch::optim::Optimizer* optimizer;
-    std::vector<std::pair<void*, std::int64_t>> counted;
+    std::vector<Counted> counted;
   };
 
   // Hides all groups but one from the optimizer: its step() is the only way to step a group as torch::optim would.
@@ -187,7 +196,7 @@ class FusedGroups {
     if (!pending.skip.defined()) return;
     auto& counted = late_of(optimizer).counted;
     for (const Entry& entry : entries_)
-      if (entry.state) counted.emplace_back(entry.parameter->unsafeGetTensorImpl(), entry.due);
+      if (entry.state) counted.push_back({entry.parameter->unsafeGetTensorImpl(), entry.state, entry.due});
   }
 
   // Makes the state that is missing.

@@ -39,7 +39,7 @@ struct FusedLists {
 
 // What a description says: the classes of options and state; what the kernel cannot take; whether anything is
 // kept about a parameter; the number of the step that is due, which the kernel must be told, and how it is counted and
-// uncounted; the state tensors that it walks, and their first values; the call itself.
+// uncounted (false: the state did not exist before); the state tensors that it walks, and their first values; the call itself.
 template <class Optimizer>
 struct FusedKernel {  // Adam and AdamW
   static constexpr bool decoupled = std::is_same_v<Optimizer, torch::optim::AdamW>;
@@ -51,8 +51,9 @@ struct FusedKernel {  // Adam and AdamW
   static bool keeps_state(const Options&) { return true; }
   static std::int64_t due(const Options&, const State* state) { return state ? state->step() + 1 : 1; }
   static void advance(State& state) { state.step(state.step() + 1); }
-  static void take_back(State& state, std::int64_t due) {
+  static bool take_back(State& state, std::int64_t due) {
     if (state.step() == due) state.step(due - 1);
+    return true;
   }
   static void each(const Options& options, auto& state, auto&& visit) {
     visit(state.exp_avg());
@@ -90,9 +91,7 @@ struct FusedKernel<torch::optim::SGD> {
     return !keeps_state(options) || (state && state->momentum_buffer().defined()) ? 1 : 0;
   }
   static void advance(State&) {}
-  static void take_back(State& state, std::int64_t due) {
-    if (due == 0) state.momentum_buffer({});
-  }
+  static bool take_back(State&, std::int64_t due) { return due != 0; }
   static void each(const Options& options, auto& state, auto&& visit) {
     if (keeps_state(options)) visit(state.momentum_buffer());
   }
@@ -112,8 +111,9 @@ struct FusedKernel<torch::optim::Adagrad> {
   static bool keeps_state(const Options&) { return true; }
   static std::int64_t due(const Options&, const State* state) { return state ? state->step() + 1 : 1; }
   static void advance(State& state) { state.step(state.step() + 1); }
-  static void take_back(State& state, std::int64_t due) {
+  static bool take_back(State& state, std::int64_t due) {
     if (state.step() == due) state.step(due - 1);
+    return true;
   }
   static void each(const Options&, auto& state, auto&& visit) { visit(state.sum()); }
   static at::Tensor first(const Options& options, const at::Tensor& parameter) {

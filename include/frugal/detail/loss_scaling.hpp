@@ -118,7 +118,7 @@ class LossScaling {
   }
 
   void unscale(auto& optimizer, Gradients& gradients, double factor) {
-    if (scale_on_device_.defined()) learn();
+    if (scale_on_device_.defined()) learn(), move();
     UnscaledWindow& window = window_of(optimizer);
     TORCH_CHECK(!window.open(),
                 "AmpPolicy: unscale() was called twice in one window, which would divide by the scale "
@@ -156,12 +156,18 @@ class LossScaling {
   // Whether the last step of this optimizer, or of any, still has no answer.
   bool unanswered(auto& optimizer) { return has_news(window_of(optimizer)); }
   bool unanswered() const { return std::ranges::any_of(windows_, has_news); }
-  // That answer: whether it was skipped. Throws after too many skips in a row.
+  // That answer: whether it was skipped.
   bool answer(auto& optimizer) {
     UnscaledWindow& window = window_of(optimizer);
     if (!has_news(window)) return false;
     if (window.late.under_way()) learn();
     return *std::exchange(window.learned, std::nullopt);
+  }
+  // Moves the scale for losses that were scaled on the device by now. Throws after too many skips in a row.
+  void move() {
+    const bool begun = scale_on_device_.defined();  // else the next loss moves it
+    scale_on_device_.reset();
+    if (begun || (overflowed_ && scaler_.exhausted())) settle();
   }
 
   // The scaler as the next loss will find it. Lagged: reads what there is to read.
@@ -224,10 +230,10 @@ class LossScaling {
         const at::Tensor& flag = window.late.on_device();
         any = any.defined() ? any.add(flag.to(any.device(), /*non_blocking=*/true)) : flag;
       }
-    const auto scale = [&](double value) { return at::scalar_tensor(value, any.options()); };
+    const auto scale = [&](double value) { return at::scalar_tensor(value, any.options().dtype(at::kDouble)); };
     return at::where(any.add(overflowed_ ? 1.0 : 0.0).gt(0), scale(after_overflow.scale()), scale(after_step.scale()));
   }
-  // Reads all that is late, and moves the scale. That was queued before the losses scaled since, so it does not wait for them.
+  // Reads all that is late. That was queued before the losses scaled since, so it does not wait for them.
   void learn() {
     for (UnscaledWindow& window : windows_)
       if (is_late(window)) {
@@ -235,9 +241,6 @@ class LossScaling {
         window.late.forget();
         overflowed_ |= *window.learned;
       }
-    const bool moves = scale_on_device_.defined();  // else the next loss moves it
-    scale_on_device_.reset();
-    if (moves || (overflowed_ && scaler_.exhausted())) settle();
   }
   void settle() {
     if (!std::exchange(stepped_, false)) return;

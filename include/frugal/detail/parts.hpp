@@ -211,11 +211,13 @@ class Parts {
     ++next.step;
     return next;
   }
-  // Whether an observer wants the step that is not booked.
+  // Whether an observer wants the step that is not booked, or may end the run over a skip.
   bool asked_about_next_step() {
     bool asked = false;
     each_policy([&](auto& policy) {
-      if constexpr (WatchesSteps<std::remove_cvref_t<decltype(policy)>>) asked = asked || wants(policy, next_step());
+      using Type = std::remove_cvref_t<decltype(policy)>;
+      if constexpr (WatchesSteps<Type>) asked = asked || wants(policy, next_step());
+      if constexpr (WatchesSkips<Type> && AsksToStop<Type>) asked = true;
     });
     return asked;
   }

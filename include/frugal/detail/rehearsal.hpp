@@ -49,10 +49,15 @@ class Rehearsal : protected Parts<Model, Optimizer, Loss, Policies...> {
   template <class Batch>
   void whole_window(const Batch& batch) {
     accumulation().finish();  // micro-batches without a sample count towards the next window
-    for (bool full = false; !full;) {
-      auto [loss, weight] = this->evaluate(batch);
-      if (weight == 0) throw std::invalid_argument("Trainer: calibrate() got a batch without a sample or token.");
-      full = this->backward(loss, weight);
+    try {
+      for (bool full = false; !full;) {
+        auto [loss, weight] = this->evaluate(batch);
+        if (weight == 0) throw std::invalid_argument("Trainer: calibrate() got a batch without a sample or token.");
+        full = this->backward(loss, weight);
+      }
+    } catch (...) {
+      accumulation().finish();
+      throw;
     }
     update_window(optimizer_, precision(), accumulation(), this->clipping(), this->updating(), [] {});
     answered(optimizer_, precision(), this->updating());
