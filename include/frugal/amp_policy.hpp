@@ -3,13 +3,13 @@
 #include <frugal/amp_options.hpp>
 #include <frugal/capability.hpp>
 #include <frugal/detail/autocast.hpp>
-#include <frugal/detail/autocast_kernels.hpp>
 #include <frugal/detail/device_kernels.hpp>
 #include <frugal/detail/gradients.hpp>
 #include <frugal/detail/loss_scaling.hpp>
 #include <frugal/detail/numeric_mode.hpp>
 #include <frugal/detail/pending.hpp>
 #include <frugal/detail/precision_choice.hpp>
+#include <frugal/detail/provided_extras.hpp>
 #include <frugal/loss_scaler.hpp>
 #include <frugal/policy.hpp>
 
@@ -19,7 +19,6 @@
 
 #include <concepts>
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <string>
 #include <type_traits>
@@ -49,8 +48,7 @@
 /// read. A validation runs in full precision unless it opens a region itself.
 ///
 /// `Auto` becomes what `AmpOptions::precision` says; else bit-exact when FRUGAL_BIT_EXACT=1 is in the environment; else
-/// what FRUGAL_PRECISION says (auto, fp32, tf32, bf16, fp16). Another value there is an error, an empty one counts as
-/// unset.
+/// what FRUGAL_PRECISION says (auto, fp32, tf32, bf16, fp16). Another value there is an error, an empty one is none.
 ///
 /// A tag that the hardware lacks runs as fp32, and reason() says so. Process-wide switches are set while such a policy
 /// lives, counted by owner and restored by the last one; construct and destroy it while no other thread computes.
@@ -98,12 +96,8 @@ class AmpPolicy {
       if (precision() == Precision::bit_exact) share_ = detail::NumericShare(detail::NumericMode::bit_exact);
       if (precision() == Precision::tf32) share_ = detail::NumericShare(detail::NumericMode::tf32);
     }
-    detail::PrecisionChoice choice = chosen_.now();
-    choice.attention = options.attention, choice.weight_casts = options.weight_casts;
-    if (const std::string more = choice.more(); !more.empty()) choice.reason += " With " + more + ".";
-    if (scales() && options.skip_decision == SkipDecision::lagged) choice.reason += " Skips are learned late.";
-    if (detail::autocasts(precision())) chosen_.set(std::move(choice), detail::Chosen::by_rule);
-    provide_extras();
+    if (detail::autocasts(precision())) chosen_.set(chosen_.now().joined_with(options), detail::Chosen::by_rule);
+    extras_.provide(chosen_.now(), device_.type());
   }
 
   /// The forward pass and the loss run while this guard lives; backward needs none. Every exit, exceptions included,
@@ -146,7 +140,7 @@ class AmpPolicy {
         if (scales() && scaling_.overflowed(optimizer, gradients_)) return false;
       optimizer.step();
       detail::forget_casts();
-      if (extras_) extras_->casts.clear();  // the memory, too
+      extras_.stepped();
     }
     return true;
   }
@@ -160,8 +154,7 @@ class AmpPolicy {
     if constexpr (can_skip) return scales() && scaling_.unanswered();
     else return false;
   }
-  /// Lagged: as step(), for the last step; throws nothing. settle() (update.hpp) asks it, has the update policy take back what it
-  /// counted, and has conclude() throw after too many skips in a row.
+  /// Lagged, for settle() (update.hpp): as step(), for the last step, but what throws after too many skips is conclude().
   bool answer(auto& optimizer) {
     if constexpr (can_skip) return !scales() || !scaling_.answer(optimizer);
     else return true;
@@ -179,7 +172,7 @@ class AmpPolicy {
   const detail::ChosenPrecision& chosen() const { return chosen_; }
   void become(detail::PrecisionChoice choice, detail::Chosen how) {
     chosen_.set(std::move(choice), how);
-    provide_extras();
+    extras_.provide(chosen_.now(), device_.type());
   }
   const detail::AutocastExtras* extras() const { return extras_.get(); }
   at::Device device() const { return device_; }
@@ -225,7 +218,7 @@ class AmpPolicy {
   /// precision, with a warning when the saved one was another.
   void load(auto& in) {
     chosen_.load(in);
-    provide_extras();
+    extras_.provide(chosen_.now(), device_.type());
     if constexpr (can_skip)
       if (scales() && in.has("scale")) scaling_.load(in);
   }
@@ -246,24 +239,10 @@ class AmpPolicy {
   }
   bool scales() const { return precision() == Precision::fp16; }
 
-  // What autocast needs beyond LibTorch's.
-  void provide_extras() {
-    const detail::PrecisionChoice& choice = chosen_.now();
-    const bool attention = choice.attention == Attention::fp32, casts = choice.weight_casts == WeightCasts::per_step;
-    using Share = detail::KernelShare;
-    attention_ = attention ? Share(Share::Kind::attention, device_.type()) : Share();
-    casts_ = casts ? Share(Share::Kind::weights, device_.type()) : Share();
-    using Extras = detail::AutocastExtras;
-    extras_.reset();
-    if (attention || casts)
-      extras_ = std::make_unique<Extras>(Extras{.attention_in_float = attention, .keeps_casts = casts});
-  }
-
   at::Device device_;
   detail::ChosenPrecision chosen_;
   detail::Gradients gradients_;
-  std::unique_ptr<detail::AutocastExtras> extras_;  // where it stays when the policy moves
-  detail::KernelShare attention_, casts_;
+  detail::ProvidedExtras extras_;
   [[no_unique_address]] std::conditional_t<can_skip, detail::LossScaling, detail::Absent<0>> scaling_;
   [[no_unique_address]] std::conditional_t<sets_switches, detail::NumericShare, detail::Absent<1>> share_{};
 };

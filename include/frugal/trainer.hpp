@@ -10,7 +10,6 @@
 #include <chrono>
 #include <concepts>
 #include <exception>
-#include <optional>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -53,10 +52,8 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
   template <class Batch>
   StepResult step(const Batch& batch) {
     constexpr bool callable = std::invocable<Loss&, Model&, const Batch&>;
-    constexpr bool swapped = [] {  // not asked of a loss function that fits: a generic one may not survive the question
-      if constexpr (callable) return false;
-      else return std::invocable<Loss&, const Batch&, Model&>;
-    }();
+    constexpr bool swapped =  // not asked of one that fits: a generic one may not survive the question
+        std::conjunction_v<std::bool_constant<!callable>, std::is_invocable<Loss&, const Batch&, Model&>>;
     static_assert(!swapped,
                   "Trainer: the loss function takes the batch first. Write `loss(Model&, const Batch&)`: the model, "
                   "then the batch.");
@@ -118,35 +115,19 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
   /// One check, for loops that you own: tells schedule and stopping policy of the metric, keeps the weights that the model
   /// holds now if it is the best check, saves if due. Stop when it returns anything but `none`.
   StopReason check(const Metrics& metrics) {
-    this->book();
     this->observe(metrics);
     save_if_due();
     return this->stopping().reason();
   }
   /// Brings the best weights back, as fit() does at its end. False: there are none.
-  bool restore_best() {
-    this->book();
-    return this->restored_best();
-  }
+  bool restore_best() { return this->restored_best(); }
 
   /// Continues from the newest valid checkpoint: model, optimizer, every policy with state, random numbers, position in the
   /// data. False: there is none (or checkpoints are switched off) and nothing was changed. Throws when the checkpoint is of
   /// another model or run, before anything was changed.
   bool resume() {
     static_assert(!Base::template absent<Role::checkpointing>, "Trainer: resume() has no CheckpointManager. Pass one.");
-    this->book();
-    if constexpr (Base::template absent<Role::checkpointing>) return false;
-    else {
-      const auto found = this->with_state([&](auto&... state) -> std::optional<Progress> {
-        return checkpointing().restore(model_, optimizer_, state...);
-      });
-      if (!found) return false;
-      progress_ = *found;
-      this->place_.resumed();
-      this->note_saved();
-      begun_ = moved_ = false;
-      return true;
-    }
+    return this->resumed();
   }
   /// Saves now, due or not; returns when the state is copied. Throws inside a backward pass or an update (on_gradients).
   void save() {
@@ -156,16 +137,10 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
 
   /// Has the AmpPolicy compute as is measured to be the fastest for this model here, on a batch of the usual size; nothing
   /// else changes. See calibration.hpp, which must be included. `if (!trainer.resume()) trainer.calibrate(batch);`
-  auto calibrate(const auto& batch, const auto&... options) {
-    this->book();
-    return this->calibrated(batch, options...);
-  }
+  auto calibrate(const auto& batch, const auto&... options) { return this->calibrated(batch, options...); }
 
   /// Begins a new run on the weights that the model holds: Progress and policies are as new. The optimizer keeps its state.
-  void restart() {
-    this->book();
-    this->renew();
-  }
+  void restart() { this->renew(); }
 
   /// The policy of that type.
   template <class Type>
@@ -173,7 +148,7 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
     constexpr bool passed = (std::same_as<Type, Policies> || ...);
     static_assert(passed, "Trainer: get<Policy>() asks for a policy that was not passed.");
     if constexpr (passed) return std::get<Type>(this->policies_);
-    else std::terminate();  // the sentence above has been said; without a value there would be a second one
+    else std::terminate();  // without a second error
   }
   /// Where the run stands. Reads the last window's loss: at most one device sync per window, here and not before. Waits for
   /// the answer of a step that comes late (SkipDecision::lagged), and books it.

@@ -83,6 +83,7 @@ class Checks : protected Endings<Model, Optimizer, Loss, Policies...> {
   }
 
   void observe(const Metrics& metrics) {
+    this->book();
     progress_.metric = metrics.watched();
     progress_.metric_step = progress_.step;
     this->place_.checked();
@@ -119,6 +120,7 @@ class Checks : protected Endings<Model, Optimizer, Loss, Policies...> {
 
   // A new stage forgets the best check, and with it its weights.
   bool restored_best() {
+    this->book();
     if (!keeps_best() || !best_.kept() || best_check() < 0) return false;
     if (!this->trained_.kept()) this->trained_.keep(model_, optimizer_);
     best_.restore(model_, optimizer_);

@@ -4,12 +4,12 @@
 #include <frugal/detail/fused_kernels.hpp>
 #include <frugal/detail/fused_layout.hpp>
 #include <frugal/detail/gradients.hpp>
+#include <frugal/detail/late_steps.hpp>
 #include <frugal/detail/pending.hpp>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/Parallel.h>
 #include <c10/core/GradMode.h>
-#include <c10/util/Exception.h>
 #include <torch/optim/optimizer.h>
 
 #include <algorithm>
@@ -31,22 +31,10 @@ class FusedGroups {
   bool step(torch::optim::Optimizer& optimizer, const PendingScale& pending) {
     return with_kernel(optimizer, [&]<class Kernel>(Kernel) { step_groups<Kernel>(optimizer, pending); });
   }
-  // A step with a PendingScale::skip.
-  void begin_late(const torch::optim::Optimizer& optimizer) { late_of(optimizer).counted.clear(); }
-  // The last step of this optimizer, which had a PendingScale::skip, changed nothing: its counters go back. Only what is still as
-  // that step left it: the user may have loaded another state since.
+  // A step with a PendingScale::skip begins; it turned out to change nothing.
+  void begin_late(const torch::optim::Optimizer& optimizer) { late_.begin(optimizer); }
   void take_back(torch::optim::Optimizer& optimizer) {
-    TORCH_CHECK(std::ranges::count(late_, &optimizer, &Late::optimizer) > 0,
-                "FusedStep: the step that was skipped was made by another FusedStep. Pass the same one to settle().");
-    with_kernel(optimizer, [&]<class Kernel>(Kernel) {
-      auto& states = optimizer.state();
-      for (const Counted& step :
-           late_of(optimizer).counted | std::views::reverse) {  // a parameter may be in two groups
-        const auto found = states.find(step.parameter);
-        if (found == states.end() || found->second.get() != step.state) continue;
-        if (!Kernel::take_back(static_cast<typename Kernel::State&>(*found->second), step.due)) states.erase(found);
-      }
-    });
+    with_kernel(optimizer, [&]<class Kernel>(Kernel) { late_.take_back<Kernel>(optimizer); });
   }
   // By group, for the last step: why torch::optim stepped it; null where a kernel did.
   const std::vector<const char*>& refusals() const { return refusals_; }
@@ -59,17 +47,6 @@ class FusedGroups {
     torch::optim::OptimizerParamState* state;  // null before the first step
     std::int64_t due = 0;
   };
-  // What counted in a step that may turn out to be none: the parameter's key among the states, its state, and the step's number.
-  struct Counted {
-    void* parameter;
-    const torch::optim::OptimizerParamState* state;
-    std::int64_t due;
-  };
-  struct Late {
-    const torch::optim::Optimizer* optimizer;
-    std::vector<Counted> counted;
-  };
-
   // Hides all groups but one from the optimizer: its step() is the only way to step a group as torch::optim would.
   // Nothing is copied; references to groups and options stay valid.
   struct OnlyGroup {
@@ -107,11 +84,6 @@ class FusedGroups {
     else return false;
     return true;
   }
-  Late& late_of(const torch::optim::Optimizer& optimizer) {
-    const auto known = std::ranges::find(late_, &optimizer, &Late::optimizer);
-    return known != late_.end() ? *known : late_.emplace_back(&optimizer);
-  }
-
   // In the order of the groups, as torch::optim does: a parameter may be in two.
   template <class Kernel>
   void step_groups(torch::optim::Optimizer& optimizer, const PendingScale& pending) {
@@ -194,9 +166,8 @@ class FusedGroups {
     for (const Entry& entry : entries_)
       if (entry.state) Kernel::advance(static_cast<ParamState&>(*entry.state));
     if (!pending.skip.defined()) return;
-    auto& counted = late_of(optimizer).counted;
     for (const Entry& entry : entries_)
-      if (entry.state) counted.push_back({entry.parameter->unsafeGetTensorImpl(), entry.state, entry.due});
+      if (entry.state) late_.count(optimizer, *entry.parameter, *entry.state, entry.due);
   }
 
   // Makes the state that is missing.
@@ -253,7 +224,7 @@ class FusedGroups {
   bool complete_ = true;              // they have all their state
   std::vector<FusedCall> calls_;
   std::vector<at::Tensor> rows_;  // what the calls borrow beside what parameters and state own
-  std::vector<Late> late_;
+  LateSteps late_;
   Groups one_group_;
   Gradients gradients_;
 };

@@ -3,13 +3,11 @@
 #include <frugal/amp_options.hpp>
 #include <frugal/detail/gradient_norm.hpp>
 #include <frugal/detail/gradients.hpp>
-#include <frugal/detail/late_flag.hpp>
 #include <frugal/detail/pending.hpp>
+#include <frugal/detail/unscaled_window.hpp>
 #include <frugal/loss_scaler.hpp>
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/where.h>
 #include <c10/util/Exception.h>
@@ -23,77 +21,6 @@
 #include <vector>
 
 namespace frugal::inline v0::detail {
-
-// What tells optimizers apart, also when a wrapper hands one on: the first parameter, which no two share.
-const void* identity_of(auto& optimizer) {
-  for (auto&& group : groups_of(optimizer))
-    for (const at::Tensor& parameter : group.params())
-      if (parameter.defined()) return parameter.unsafeGetTensorImpl();
-  return nullptr;
-}
-
-// One optimizer's unfinished window: the pass over its gradients and what that found. Kept between steps with its
-// scratch tensors, one pair per device.
-class UnscaledWindow {
- public:
-  explicit UnscaledWindow(const void* optimizer) : optimizer_(optimizer) {}
-
-  bool belongs_to(const void* optimizer) const { return optimizer_ == optimizer; }
-  bool open() const { return open_; }
-  void open_for_step() { open_ = true; }
-  void abandon() { open_ = false; }
-
-  // Whether the last step was skipped, where that is not read at once. `learned`: it is read, but nobody was told.
-  LateFlag late;
-  std::optional<bool> learned;
-
-  // Multiplies the gradients by `factor` and notes what is not finite: one kernel per (device, dtype), nothing read
-  // back.
-  void unscale(auto& optimizer, Gradients& gradients, double factor) {
-    open_ = true;
-    for (auto& flag : flags_) flag.used = false;
-    gradients.each_kind(optimizer, [&](std::vector<at::Tensor>& list) {
-      Flag& flag = flag_on(list[0].device(), factor);
-      at::_amp_foreach_non_finite_check_and_unscale_(list, flag.found, flag.factor);
-    });
-  }
-
-  // Closes the window. One device read whatever the number of devices and dtypes, none when there were no gradients.
-  bool overflowed() {
-    open_ = false;
-    const auto used = [](const Flag& flag) { return flag.used; };
-    // An accelerator collects the flags of the others: the other way round would be a second read.
-    auto home = std::ranges::find_if(flags_, [](const Flag& flag) { return flag.used && !flag.found.is_cpu(); });
-    if (home == flags_.end()) home = std::ranges::find_if(flags_, used);
-    if (home == flags_.end()) return false;
-    for (auto& flag : flags_)
-      if (flag.used && &flag != &*home) home->found.add_(flag.found.to(home->found.device(), /*non_blocking=*/true));
-    return home->found.item<float>() != 0.0F;
-  }
-
- private:
-  struct Flag {
-    at::Tensor found, factor;  // 0-dim float32 on one device
-    bool used;
-  };
-
-  Flag& flag_on(at::Device device, double factor) {
-    auto flag = std::ranges::find_if(flags_, [&](const Flag& known) { return known.found.device() == device; });
-    if (flag == flags_.end()) {
-      const auto options = at::TensorOptions().device(device).dtype(at::kFloat);
-      flag = flags_.insert(flag, Flag{at::empty({}, options), at::empty({}, options), false});
-    }
-    if (!std::exchange(flag->used, true)) {
-      flag->found.zero_();
-      flag->factor.fill_(factor);
-    }
-    return *flag;
-  }
-
-  const void* optimizer_;
-  bool open_ = false;
-  std::vector<Flag> flags_;
-};
 
 // The scaler, and what happened since it last moved. Several optimizers may step between two losses; the scale moves
 // once for all of them, when the next loss is scaled, so that the gradients of one window all carry the same scale.

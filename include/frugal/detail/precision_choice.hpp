@@ -29,6 +29,15 @@ struct PrecisionChoice {
   bool same_as(const PrecisionChoice& other) const {
     return precision == other.precision && attention == other.attention && weight_casts == other.weight_casts;
   }
+  // With what the options add to autocast.
+  PrecisionChoice joined_with(const AmpOptions& options) const {
+    PrecisionChoice choice = *this;
+    choice.attention = options.attention, choice.weight_casts = options.weight_casts;
+    if (const std::string words = choice.more(); !words.empty()) choice.reason += " With " + words + ".";
+    if (precision == Precision::fp16 && options.skip_decision == SkipDecision::lagged)
+      choice.reason += " Skips are learned late.";
+    return choice;
+  }
   // "bf16, attention in fp32, weights cast once per step", and that without the precision
   std::string text() const {
     const std::string words = more();

@@ -1,7 +1,7 @@
 #pragma once
 
+#include <frugal/detail/bookings.hpp>
 #include <frugal/detail/evaluation.hpp>
-#include <frugal/detail/parts.hpp>
 #include <frugal/update.hpp>
 
 #include <stdexcept>
@@ -18,8 +18,8 @@ auto call_calibrate(auto& precision, auto& model, auto& optimizer, auto&& step, 
 
 // Steps of a Trainer that leave no trace: what calibrate() measures.
 template <class Model, class Optimizer, class Loss, class... Policies>
-class Rehearsal : protected Parts<Model, Optimizer, Loss, Policies...> {
-  using Base = Parts<Model, Optimizer, Loss, Policies...>;
+class Rehearsal : protected Bookings<Model, Optimizer, Loss, Policies...> {
+  using Base = Bookings<Model, Optimizer, Loss, Policies...>;
 
  protected:
   using Base::accumulation, Base::model_, Base::optimizer_, Base::precision;
@@ -33,6 +33,7 @@ class Rehearsal : protected Parts<Model, Optimizer, Loss, Policies...> {
                   "Trainer: calibrate() needs an AmpPolicy, an optimizer that steps without a closure, and "
                   "`#include <frugal/calibration.hpp>`. Another precision policy has nothing to choose from.");
     if constexpr (can) {
+      this->book();
       if (accumulation().pending())
         throw std::invalid_argument("Trainer: calibrate() inside a window. Call it before the first step, or flush().");
       bool first = true;

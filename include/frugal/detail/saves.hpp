@@ -4,6 +4,7 @@
 #include <frugal/detail/run_memory.hpp>
 #include <frugal/policy.hpp>
 
+#include <optional>
 #include <stdexcept>
 #include <tuple>
 #include <type_traits>
@@ -35,6 +36,22 @@ class Saves : protected Rehearsal<Model, Optimizer, Loss, Policies...> {
     return std::apply(
         [&](auto&... policy) { return call(memory, policy...); },
         std::apply([&](auto&... policy) { return std::tuple_cat(stateful(policy)...); }, this->policies_));
+  }
+
+  bool resumed() {
+    this->book();
+    if constexpr (absent<Role::checkpointing>) return false;
+    else {
+      const auto found = with_state([&](auto&... state) -> std::optional<Progress> {
+        return checkpointing().restore(model_, optimizer_, state...);
+      });
+      if (!found) return false;
+      progress_ = *found;
+      this->place_.resumed();
+      note_saved();
+      this->begun_ = this->moved_ = false;
+      return true;
+    }
   }
 
   void save_if_due() {

@@ -1,0 +1,108 @@
+#pragma once
+
+#include <frugal/detail/evaluation.hpp>
+#include <frugal/detail/hooks.hpp>
+#include <frugal/detail/parts.hpp>
+#include <frugal/policy.hpp>
+#include <frugal/update.hpp>
+
+#include <optional>
+#include <type_traits>
+#include <utility>
+
+namespace frugal::inline v0::detail {
+
+// What happens when a window has been stepped or skipped, and when that is known.
+template <class Model, class Optimizer, class Loss, class... Policies>
+class Bookings : protected Parts<Model, Optimizer, Loss, Policies...> {
+  using Base = Parts<Model, Optimizer, Loss, Policies...>;
+
+ protected:
+  using Base::answers_late, Base::averaging, Base::each_policy, Base::loss_log_, Base::model_, Base::optimizer_,
+      Base::place_, Base::precision, Base::progress_, Base::readings, Base::schedule, Base::unbooked_, Base::updating;
+  using Base::Base;
+
+  // An optimizer with a closure (LBFGS) evaluates the batch as often as it likes. The first evaluation happens outside, so
+  // that a batch without a sample or token never reaches it.
+  StepResult step_with_closure(const auto& batch) {
+    place_.forward();
+    auto first = std::optional(this->evaluate(batch));
+    const auto loss_of_first = std::as_const(*first).loss;
+    const double weight = first->weight;
+    if (weight != 0)
+      optimizer_.step([&] {
+        optimizer_.zero_grad();
+        auto loss = first ? std::exchange(first, std::nullopt)->loss : this->evaluate(batch).loss;
+        loss.backward();
+        return loss;
+      });
+    this->consumed(batch, loss_of_first, weight);
+    if (weight == 0) return StepResult::accumulated;
+    and_always(this->watch(),
+               [&] { optimizer_.zero_grad(), closed(StepResult::applied); });  // it is, whatever they say
+    return StepResult::applied;
+  }
+
+  // Ends the window. A step whose answer comes late is booked at the next update, or when somebody asks before.
+  StepResult closed(StepResult result) {
+    loss_log_.close();
+    place_.close(progress_);
+    this->moved();
+    if constexpr (answers_late)
+      if (unanswered()) {
+        unbooked_ = true;
+        if (asked_about_next_step()) book();
+        return result;
+      }
+    return booked(result);
+  }
+  // Books the last step, if it is not, once its answer is there.
+  StepResult book() {
+    if constexpr (answers_late)
+      if (std::exchange(unbooked_, false)) return booked(answered(optimizer_, precision(), updating()));
+    return StepResult::accumulated;
+  }
+  bool unanswered() {
+    if constexpr (answers_late) return precision().unanswered(optimizer_);
+    else return false;
+  }
+  Progress next_step() const {
+    Progress next = progress_;
+    ++next.step;
+    return next;
+  }
+  // Whether an observer wants the step that is not booked, or may end the run over a skip.
+  bool asked_about_next_step() {
+    bool asked = false;
+    each_policy([&](auto& policy) {
+      using Type = std::remove_cvref_t<decltype(policy)>;
+      if constexpr (WatchesSteps<Type>) asked = asked || wants(policy, next_step());
+      if constexpr (WatchesSkips<Type> && AsksToStop<Type>) asked = true;
+    });
+    return asked;
+  }
+
+  // Books what an update did and tells the observers; everything here but on_skip happens to applied steps only.
+  StepResult booked(StepResult result) {
+    if (result == StepResult::skipped) {
+      ++progress_.skipped;
+      each_policy([&](auto& policy) { call_on_skip(policy, std::as_const(progress_), readings()); });
+      return result;
+    }
+    ++progress_.step;
+    schedule().apply(optimizer_, progress_.step);  // the rate of the next step
+    averaging().update(model_);
+    each_policy([&](auto& policy) { tell_step(policy); });
+    return result;
+  }
+  template <class Type>
+  void tell_step(Type& policy) {
+    if constexpr (WatchesSteps<Type>) {
+      if (!wants(policy, std::as_const(progress_))) return;
+      if constexpr (detail::reads_loss<Type>) this->read_loss();
+      call_on_step(policy, std::as_const(progress_), readings());
+    }
+  }
+};
+
+}  // namespace frugal::inline v0::detail
