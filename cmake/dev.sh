@@ -276,12 +276,20 @@ bench_into() {
   local folder=$1 built=$2 name=$3 status=0
   shift 3
   mkdir -p "$folder"
-  local peers=()
+  local peers=() result=$folder/$name.json shown=() previous= argument
+  for argument in "$@"; do   # where the result goes is no part of what was measured
+    case $argument in
+      --out) ;;
+      --out=*) result=${argument#--out=} ;;
+      *) if [ "$previous" = --out ]; then result=$argument; else shown+=("$argument"); fi ;;
+    esac
+    previous=$argument
+  done
   if has_peers; then peers=(--peers "$PWD/.venv-peers/bin/python"); fi
   python3 benchmarks/suite.py --programs "$built/benchmarks" --scratch "$built" --out "$folder/$name.json" "${peers[@]}" \
-    --command "bash cmake/dev.sh bench${*:+ $*}" "$@" || status=$?
+    --command "bash cmake/dev.sh bench${shown[*]:+ ${shown[*]}}" "$@" || status=$?
   if [ "$status" -ne 0 ] && [ "$status" -ne 130 ]; then return "$status"; fi   # an interrupted one has its report
-  "$(report_python)" benchmarks/report.py "$folder/$name.json" --out "$folder"
+  "$(report_python)" benchmarks/report.py "$result" --out "$(dirname "$result")"
   return "$status"
 }
 

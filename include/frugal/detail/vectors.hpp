@@ -39,10 +39,9 @@ inline void prefetch(const void* at) { __builtin_prefetch(static_cast<const char
 template <class Value>
 void add_squares(const Value* line, typename Vector<Value>::Values (&sums)[4]) {
   prefetch(line);
-  for (int i = 0; i < 4; ++i) {
-    const auto some = load(line + i * Vector<Value>::lanes);
-    sums[i] += some * some;
-  }
+  constexpr auto lanes = Vector<Value>::lanes;
+  const auto a = load(line), b = load(line + lanes), c = load(line + 2 * lanes), d = load(line + 3 * lanes);
+  sums[0] += a * a, sums[1] += b * b, sums[2] += c * c, sums[3] += d * d;  // a loop would keep them in memory
 }
 
 // In the precision of the values within a block, in double beyond. Not finite: something is not, or a square overflowed. Four
