@@ -18,8 +18,8 @@ class Bookings : protected Parts<Model, Optimizer, Loss, Policies...> {
   using Base = Parts<Model, Optimizer, Loss, Policies...>;
 
  protected:
-  using Base::answers_late, Base::averaging, Base::each_policy, Base::loss_log_, Base::model_, Base::optimizer_,
-      Base::place_, Base::precision, Base::progress_, Base::readings, Base::schedule, Base::unbooked_, Base::updating;
+  using Base::averaging, Base::each_policy, Base::loss_log_, Base::model_, Base::optimizer_, Base::place_,
+      Base::precision, Base::progress_, Base::readings, Base::schedule, Base::updating;
   using Base::Base;
 
   // An optimizer with a closure (LBFGS) evaluates the batch as often as it likes. The first evaluation happens outside, so
@@ -103,6 +103,14 @@ class Bookings : protected Parts<Model, Optimizer, Loss, Policies...> {
       call_on_step(policy, std::as_const(progress_), readings());
     }
   }
+
+ private:
+  // A precision policy whose step() may say more later (AmpPolicy).
+  static constexpr bool answers_late = requires(typename Base::Composed::template In<Role::precision>& policy,
+                                                Optimizer& stepped) { policy.unanswered(stepped); };
+
+  struct AllBooked {};
+  [[no_unique_address]] std::conditional_t<answers_late, bool, AllBooked> unbooked_{};
 };
 
 }  // namespace frugal::inline v0::detail

@@ -37,24 +37,28 @@ struct FusedLists {
   }
 };
 
+// The part of a description that those share whose state has the number of its steps; they take everything.
+struct StepCounted {
+  static const char* refusal(const auto&, const at::Tensor&) { return nullptr; }
+  static bool keeps_state(const auto&) { return true; }
+  static std::int64_t due(const auto&, const auto* state) { return state ? state->step() + 1 : 1; }
+  static void advance(auto& state) { state.step(state.step() + 1); }
+  static bool take_back(auto& state, std::int64_t due) {
+    if (state.step() == due) state.step(due - 1);
+    return true;
+  }
+};
+
 // What a description says: the classes of options and state; what the kernel cannot take; whether anything is
 // kept about a parameter; the number of the step that is due, which the kernel must be told, and how it is counted and
 // uncounted (false: the state did not exist before); the state tensors that it walks, and their first values; the call itself.
 template <class Optimizer>
-struct FusedKernel {  // Adam and AdamW
+struct FusedKernel : StepCounted {  // Adam and AdamW
   static constexpr bool decoupled = std::is_same_v<Optimizer, torch::optim::AdamW>;
   static_assert(decoupled || std::is_same_v<Optimizer, torch::optim::Adam>);
   using Options = std::conditional_t<decoupled, torch::optim::AdamWOptions, torch::optim::AdamOptions>;
   using State = std::conditional_t<decoupled, torch::optim::AdamWParamState, torch::optim::AdamParamState>;
 
-  static const char* refusal(const Options&, const at::Tensor&) { return nullptr; }
-  static bool keeps_state(const Options&) { return true; }
-  static std::int64_t due(const Options&, const State* state) { return state ? state->step() + 1 : 1; }
-  static void advance(State& state) { state.step(state.step() + 1); }
-  static bool take_back(State& state, std::int64_t due) {
-    if (state.step() == due) state.step(due - 1);
-    return true;
-  }
   static void each(const Options& options, auto& state, auto&& visit) {
     visit(state.exp_avg());
     visit(state.exp_avg_sq());
@@ -103,18 +107,10 @@ struct FusedKernel<torch::optim::SGD> {
 };
 
 template <>
-struct FusedKernel<torch::optim::Adagrad> {
+struct FusedKernel<torch::optim::Adagrad> : StepCounted {
   using Options = torch::optim::AdagradOptions;
   using State = torch::optim::AdagradParamState;
 
-  static const char* refusal(const Options&, const at::Tensor&) { return nullptr; }
-  static bool keeps_state(const Options&) { return true; }
-  static std::int64_t due(const Options&, const State* state) { return state ? state->step() + 1 : 1; }
-  static void advance(State& state) { state.step(state.step() + 1); }
-  static bool take_back(State& state, std::int64_t due) {
-    if (state.step() == due) state.step(due - 1);
-    return true;
-  }
   static void each(const Options&, auto& state, auto&& visit) { visit(state.sum()); }
   static at::Tensor first(const Options& options, const at::Tensor& parameter) {
     return at::full_like(parameter, options.initial_accumulator_value());

@@ -177,10 +177,6 @@ class Parts {
 
   using Random = typename RandomStateOf<typename Composed::template In<Role::checkpointing>>::type;
 
-  // A precision policy whose step() may say more later (AmpPolicy).
-  static constexpr bool answers_late = requires(typename Composed::template In<Role::precision>& policy,
-                                                Optimizer& stepped) { policy.unanswered(stepped); };
-
   // What a save has to know of the steps.
   struct Saving {
     bool midway = false;           // in a backward pass or an update: gradients and books do not fit together
@@ -195,8 +191,6 @@ class Parts {
   mutable Progress progress_;
   mutable LossLog loss_log_;
   bool begun_ = false;
-  struct AllBooked {};
-  [[no_unique_address]] std::conditional_t<answers_late, bool, AllBooked> unbooked_{};
   bool moved_ = false;  // since the last save
   EpochStage stage_ = EpochStage::outside;
   [[no_unique_address]] std::conditional_t<keeps_weights, KeptWeights<Kept>, NoWeights> best_;
