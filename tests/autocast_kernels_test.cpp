@@ -12,6 +12,7 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -329,6 +330,26 @@ TEST_CASE("weight casts: their memory ends with the step") {
   CHECK(layer->weight.use_count() > owners);
   amp.step(optimizer);
   CHECK(layer->weight.use_count() == owners);
+}
+
+TEST_CASE("weight casts: their memory ends with their model") {
+  auto amp = once_per_step();
+  auto stays = linear();
+  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> gone;
+  const auto kept = [&] { return std::ranges::count_if(gone, [](const auto& weight) { return !weight.expired(); }); };
+  for (int i = 0; i < 4; ++i) {  // stepped by hand, past the policy
+    auto layer = linear();
+    torch::optim::SGD optimizer(layer->parameters(), 0.5);
+    forward(amp, stays, input()).sum().backward();
+    forward(amp, layer, input()).sum().backward();
+    optimizer.step();
+    gone.emplace_back(layer->weight.getIntrusivePtr());
+  }
+  CHECK(kept() == 1);
+  const auto owners = stays->weight.use_count();
+  forward(amp, stays, input());
+  CHECK(kept() == 0);
+  CHECK(stays->weight.use_count() == owners);  // its cast is still there
 }
 
 // detail/cast_node.hpp: the cast's node adds the gradient itself, where nobody could tell.

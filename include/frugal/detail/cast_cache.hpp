@@ -35,8 +35,11 @@ class CastCache {
            !weight.is_view();
   }
 
-  // A region begins. Without gradients there is no window that it goes on with.
+  // A region begins. Without gradients there is no window that it goes on with. A weight that only its entry and its cast's
+  // graph (AccumulateGrad) hold is gone with its model.
   void begin_region() {
+    const auto is_gone = [](const Entry& entry) { return entry.weight.use_count() <= 2; };
+    if (std::erase_if(entries_, is_gone) > 0) next_ = 0;
     const auto in_a_window = [](const Entry& entry) { return entry.weight.unsafeGetTensorImpl()->grad().defined(); };
     if (!entries_.empty() && std::ranges::none_of(entries_, in_a_window)) clear();
   }

@@ -8,6 +8,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 
 #include <cstdint>
 #include <memory>
@@ -28,9 +29,7 @@ inline bool is_plain(const at::Tensor& tensor) {
 // bytes, to the same bits, and hands on nothing. Everywhere else it casts, and the weight's AccumulateGrad goes on as ever.
 class CastNode : public torch::autograd::Node {
  public:
-  explicit CastNode(const at::Tensor& weight) : weight_(weight) {
-    add_next_edge(torch::autograd::impl::gradient_edge(weight));
-  }
+  explicit CastNode(const at::Tensor& weight) { add_next_edge(torch::autograd::impl::gradient_edge(weight)); }
 
  private:
   using Node = torch::autograd::Node;
@@ -48,8 +47,9 @@ class CastNode : public torch::autograd::Node {
     const bool only_edge = accumulator.use_count() == 1;
     if (!accumulates() || !only_edge || has_hooks(*accumulator)) return false;
     const std::lock_guard lock((*accumulator).*(&CastNode::mutex_));  // which AccumulateGrad takes for the same reason
-    if (!weight_.is_leaf() || !weight_.requires_grad()) return false;
-    const at::Tensor& total = weight_.grad();
+    const at::Tensor& weight = static_cast<const torch::autograd::AccumulateGrad&>(*accumulator).variable;
+    if (!weight.is_leaf() || !weight.requires_grad()) return false;
+    const at::Tensor& total = weight.grad();
     if (!side_by_side(total, gradient)) return false;
     if (gradient.scalar_type() == at::kBFloat16) add<at::BFloat16>(total, gradient);
     else add<at::Half>(total, gradient);
@@ -87,12 +87,10 @@ class CastNode : public torch::autograd::Node {
       add_widened(to + first, from + first, count * (part + 1) / most - first);
     });
   }
-
-  at::Tensor weight_;  // its AccumulateGrad holds it anyway
 };
 
-// The cast of a leaf weight, with gradient recording. Half the memory traffic of weight.to(dtype) in backward, where the
-// weight is plain.
+// The cast of a leaf weight that requires a gradient, with gradient recording. Half the memory traffic of weight.to(dtype) in
+// backward, where the weight is plain.
 inline at::Tensor recorded_cast(const at::Tensor& weight, at::ScalarType dtype) {
   if ((dtype != at::kBFloat16 && dtype != at::kHalf) || !is_plain(weight)) return weight.to(dtype);
   at::Tensor cast = [&] {
