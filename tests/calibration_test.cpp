@@ -7,15 +7,16 @@
 #include <frugal/calibration.hpp>
 #include <frugal/checkpoint_manager.hpp>
 #include <frugal/detail/duels.hpp>
-#include <frugal/early_stopper.hpp>
 #include <frugal/fused_step.hpp>
 #include <frugal/grad_accumulator.hpp>
+#include <frugal/grad_clip.hpp>
 #include <frugal/testing.hpp>
 #include <frugal/trainer.hpp>
 
 #include <torch/torch.h>
 
 #include <chrono>
+#include <cmath>
 #include <map>
 #include <stdexcept>
 #include <string>
@@ -316,7 +317,7 @@ TEST_CASE("Trainer: calibrate measures whole windows and books nothing") {
     return net(batch.inputs).square().mean();
   };
   frugal::Trainer trainer{
-      model, optimizer, loss, automatic(), frugal::GradAccumulator(3), frugal::FusedStep{}, frugal::EarlyStopper{}};
+      model, optimizer, loss, automatic(), frugal::GradAccumulator(3), frugal::FusedStep{}, frugal::GradClip(1.0)};
   const frugal::Batch batch{torch::randn({8, 4}), torch::zeros({8})};
   model->eval();
   const auto found = trainer.calibrate(batch, frugal::CalibrationOptions{.rounds = 3, .turn = 0});
@@ -328,11 +329,17 @@ TEST_CASE("Trainer: calibrate measures whole windows and books nothing") {
   CHECK(model->weight.equal(start));
   CHECK_FALSE(model->is_training());
   CHECK(trainer.get<AmpPolicy<>>().reason() == found.reason);
+  CHECK(trainer.get<frugal::FusedStep>().reason() == "no step yet");
+  CHECK(std::isnan(trainer.get<frugal::GradClip>().norm()));
   trainer.step(batch);
   CHECK_THROWS_WITH(trainer.calibrate(batch), ContainsSubstring("inside a window"));
   const frugal::Batch empty{torch::zeros({0, 4}), torch::zeros({0})};
   trainer.flush();
   CHECK_THROWS_WITH(trainer.calibrate(empty), ContainsSubstring("without a sample"));
+  trainer.step(empty);  // counts towards the window, before a calibration and after
+  static_cast<void>(trainer.calibrate(batch, frugal::CalibrationOptions{.rounds = 3, .turn = 0}));
+  CHECK(trainer.step(batch) == frugal::StepResult::accumulated);
+  CHECK(trainer.step(batch) == frugal::StepResult::applied);
 }
 
 TEST_CASE("Trainer: a resumed run computes as the interrupted one was calibrated to") {

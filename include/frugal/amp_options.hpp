@@ -40,9 +40,10 @@ enum class WeightCasts { per_forward, per_step };
 
 /// When fp16's step() learns whether the window overflowed. Either way the device skips a window that did, and nothing of it
 /// is kept. While an answer is open, books, rates and averages are one window behind: a Trainer books it at the next update,
-/// or when somebody asks (progress(), a check, a save, an observer's step); update() settles it. Ask before you touch
-/// weights, averages, the optimizer or its state yourself, guard them (StateGuard), or exchange a policy. Optimizers are told
-/// apart by their first parameter. An on_skip is called inside the next update, and what it throws drops that window.
+/// or when somebody asks (progress(), a check, a save, an observer's step, get() of the Averager); update() settles it.
+/// Until then StateGuard, CheckpointManager, Averager, BatchSizeProber and calibrate() refuse; ask yourself before you touch
+/// weights or the optimizer's state by hand. Optimizers are told apart by their first parameter. An on_skip is called inside
+/// the next update, and what it throws drops that window.
 enum class SkipDecision {
   exact,  ///< in step(): one device read per window, for which the host waits
   lagged,  ///< at the next update, when the answer has long arrived: the host never waits. Until then update() and step()

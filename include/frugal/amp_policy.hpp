@@ -7,6 +7,7 @@
 #include <frugal/detail/gradients.hpp>
 #include <frugal/detail/loss_scaling.hpp>
 #include <frugal/detail/numeric_mode.hpp>
+#include <frugal/detail/open_answers.hpp>
 #include <frugal/detail/pending.hpp>
 #include <frugal/detail/precision_choice.hpp>
 #include <frugal/detail/provided_extras.hpp>
@@ -207,9 +208,7 @@ class AmpPolicy {
     if constexpr (can_skip) scaling_.reset();
   }
   void save(auto& out) const {
-    TORCH_CHECK(!unanswered(),
-                "AmpPolicy: save() while it is not known whether the last step was skipped, and the optimizer may "
-                "have counted it. Call frugal::settle(optimizer, amp, fused) first.");
+    detail::expect_none_open("AmpPolicy: save()", unanswered());
     chosen_.save(out);
     if constexpr (can_skip)
       if (scales()) scaling_.next().save(out);

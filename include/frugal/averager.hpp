@@ -3,6 +3,7 @@
 #include <frugal/detail/autocast.hpp>
 #include <frugal/detail/averages.hpp>
 #include <frugal/detail/module.hpp>
+#include <frugal/detail/open_answers.hpp>
 #include <frugal/policy.hpp>
 
 #include <c10/core/Device.h>
@@ -56,9 +57,11 @@ class Averager {
   }
 
   /// Takes the weights into the average. Call it after every applied step, never after a skipped one. Throws while the
-  /// average is swapped in, and when the model does not fit a loaded state.
+  /// average is swapped in, when the model does not fit a loaded state, and, as swap() does, while nobody knows whether the
+  /// last step was skipped (SkipDecision::lagged).
   void update(const auto& model) {
     if (options_.decay == 0.0) return;
+    detail::expect_answered_for_module("Averager: update()", detail::module_of(model));
     TORCH_CHECK(!averages_.swapped(), "Averager: update() while the average is in the model. Call swap() first.");
     if (++calls_ % options_.every != 0) return;
     averages_.follow(detail::module_of(model));
@@ -70,6 +73,7 @@ class Averager {
   /// nothing before the first update. One copy in memory more while float16 or bfloat16 weights are swapped out.
   void swap(auto& model) {
     if (!averaging()) return;
+    detail::expect_answered_for_module("Averager: swap()", detail::module_of(model));
     averages_.follow(detail::module_of(model));
     averages_.swap();
     if (swapped()) shown_ = calls_;

@@ -3,6 +3,7 @@
 #include <frugal/detail/batch_search.hpp>
 #include <frugal/detail/batch_trials.hpp>
 #include <frugal/detail/model_trial.hpp>
+#include <frugal/detail/open_answers.hpp>
 #include <frugal/detail/out_of_memory.hpp>
 #include <frugal/policy.hpp>
 
@@ -81,6 +82,7 @@ class BatchSizeProber {
                   "BatchSizeProber: the batch maker or the loss does not fit. Write `make_batch(std::int64_t n)`, then "
                   "`loss(Model&, batch)`, in this order.");
     if constexpr (makes_batches<Model, MakeBatch, Loss>) {
+      detail::expect_answered("BatchSizeProber: plan()", optimizer);
       detail::ModelTrial trial(effective, model, optimizer, make_batch, loss);
       return plan_for(effective, trial, trial.measures() ? Margin::memory : Margin::size);
     } else {
@@ -100,6 +102,7 @@ class BatchSizeProber {
                   "BatchSizeProber: the batch maker or the loss does not fit. Write `make_batch(std::int64_t n)`, then "
                   "`loss(Model&, batch)`, in this order.");
     if constexpr (fits && makes_batches<Model, MakeBatch, Loss>) {
+      detail::expect_answered("BatchSizeProber: plan()", optimizer);
       detail::ModelTrial trial(effective, model, optimizer, make_batch, loss);
       const auto once = [&](std::int64_t size) { return trial(size, precision); };
       return plan_for(effective, once, trial.measures() ? Margin::memory : Margin::size);

@@ -2,6 +2,7 @@
 
 #include <frugal/amp_policy.hpp>
 #include <frugal/detail/duels.hpp>
+#include <frugal/detail/open_answers.hpp>
 #include <frugal/detail/snapshot.hpp>
 #include <frugal/state_guard.hpp>
 
@@ -124,9 +125,7 @@ Calibration calibrate(AmpPolicy<Tag>& amp, Model& model, Optimizer& optimizer, S
   TORCH_CHECK(options.margin >= 0 && options.margin < 1 && options.rounds >= 3 && options.turn >= 0,
               "calibrate: margin is ", options.margin, ", rounds ", options.rounds, " and turn ", options.turn,
               ". They must be a share in [0, 1), at least 3, and not negative.");
-  TORCH_CHECK(!amp.unanswered(),
-              "calibrate: it is not known yet whether the last step was skipped (SkipDecision::lagged). Call "
-              "frugal::settle(optimizer, amp, fused) first.");
+  detail::expect_none_open("calibrate: called", amp.unanswered());
   std::vector<detail::PrecisionChoice> ways = amp.chosen().candidates();
   if (ways.size() == 1) return {{{ways[0].precision, {}, {}, 1, 1, 1}}, 0, amp.reason()};
 

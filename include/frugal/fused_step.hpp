@@ -74,9 +74,10 @@ class FusedStep {
     run(optimizer, pending);
   }
 
-  /// For settle(): the last step of this optimizer was one that a PendingScale::skip turned into none. Throws when another
-  /// FusedStep made it.
-  void take_back(torch::optim::Optimizer& optimizer) { groups_.take_back(optimizer); }
+  /// For settle(): whether the last step of this optimizer was made here with a PendingScale::skip and is not concluded;
+  /// what it was: a step, or none, and then its counts are taken back.
+  bool is_late(torch::optim::Optimizer& optimizer) { return groups_.is_late(optimizer); }
+  void conclude(torch::optim::Optimizer& optimizer, bool applied) { groups_.conclude(optimizer, applied); }
 
   /// How the last step was made, in one sentence: "fused kernels", or who fell back and why. Groups count from 0.
   std::string reason() const {

@@ -5,6 +5,7 @@
 #include <frugal/detail/guarded_optimizer.hpp>
 #include <frugal/detail/guarded_tensor.hpp>
 #include <frugal/detail/module.hpp>
+#include <frugal/detail/open_answers.hpp>
 #include <frugal/detail/random_state.hpp>
 #include <frugal/detail/snapshot.hpp>
 #include <frugal/policy.hpp>
@@ -45,9 +46,11 @@ namespace frugal::inline v0 {
 /// Both must outlive the guard. Guards nest.
 class StateGuard {
  public:
-  /// Throws, before anything changed, on optimizer state of a class that is not LibTorch's.
+  /// Throws, before anything changed, on optimizer state of a class that is not LibTorch's, and while nobody knows whether
+  /// the last step was skipped (SkipDecision::lagged).
   template <class Model, class Optimizer>
   StateGuard(Model& model, Optimizer& optimizer) {
+    detail::expect_answered("StateGuard: begun", optimizer);
     guard_model(detail::module_of(model));
     guard_optimizer(optimizer);
     random_ = detail::RandomState::now();

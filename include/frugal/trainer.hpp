@@ -68,7 +68,7 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
       this->place_.forward();
       auto [loss, weight] = this->evaluate(batch);
       phase(Phase::backward);
-      const bool full = this->or_drop_window([&] { return this->backward(loss, weight); });
+      const bool full = this->or_drop_window([&] { return this->backward(loss, weight, accumulation()); });
       this->consumed(batch, loss, weight);
       return full ? update_weights() : StepResult::accumulated;
     }
@@ -147,11 +147,11 @@ class Trainer : detail::Checks<Model, Optimizer, Loss, Policies...> {
   Type& get() {
     constexpr bool passed = (std::same_as<Type, Policies> || ...);
     static_assert(passed, "Trainer: get<Policy>() asks for a policy that was not passed.");
+    if constexpr (detail::plays<Role::averaging, Type>) this->book();
     if constexpr (passed) return std::get<Type>(this->policies_);
     else std::terminate();  // without a second error
   }
-  /// Where the run stands. Reads the last window's loss: at most one device sync per window, here and not before. Waits for
-  /// the answer of a step that comes late (SkipDecision::lagged), and books it.
+  /// Where the run stands. Reads the last window's loss: one device sync per window at most. Books a step whose answer is late.
   const Progress& progress() const {
     const_cast<Trainer*>(this)->book();  // no Trainer is a constant one: step() has to be called
     read_loss();

@@ -41,16 +41,16 @@ struct Middle {
 StepResult answered(auto& optimizer, auto& precision, auto& update) {
   if constexpr (requires { precision.unanswered(optimizer); }) {
     if (!precision.unanswered(optimizer)) return StepResult::accumulated;
-    if constexpr (requires { update.take_back(optimizer); }) {
-      const bool applied = precision.answer(optimizer);
-      if (!applied) update.take_back(optimizer);
-      precision.conclude();
-      return applied ? StepResult::applied : StepResult::skipped;
-    } else {
-      throw std::invalid_argument(
-          "settle, update: the last step may have to be taken back by the update policy that made it. Pass that one, "
-          "too.");
-    }
+    if constexpr (requires { update.conclude(optimizer, true); })
+      if (update.is_late(optimizer)) {
+        const bool applied = precision.answer(optimizer);
+        update.conclude(optimizer, applied);
+        precision.conclude();
+        return applied ? StepResult::applied : StepResult::skipped;
+      }
+    throw std::invalid_argument(
+        "settle, update: the last step may have to be taken back by the update policy that made it, for the optimizer "
+        "that made it. Pass these two.");
   } else {
     return StepResult::accumulated;
   }

@@ -6,6 +6,7 @@
 
 #include <frugal/amp_policy.hpp>
 #include <frugal/averager.hpp>
+#include <frugal/batch_size_prober.hpp>
 #include <frugal/calibration.hpp>
 #include <frugal/checkpoint_manager.hpp>
 #include <frugal/early_stopper.hpp>
@@ -14,6 +15,7 @@
 #include <frugal/grad_clip.hpp>
 #include <frugal/observers.hpp>
 #include <frugal/schedule.hpp>
+#include <frugal/state_guard.hpp>
 #include <frugal/testing.hpp>
 #include <frugal/trainer.hpp>
 
@@ -375,12 +377,93 @@ TEST_CASE("settle() refuses what would leave counters wrong") {
   FusedStep fused, another;
   for (auto& parameter : model->parameters()) parameter.mutable_grad() = torch::full_like(parameter, INFINITY);
   update(optimizer, amp, fused);
-  CHECK_THROWS_WITH(settle(optimizer, amp), Catch::Contains("Pass that one, too"));
+  CHECK_THROWS_WITH(settle(optimizer, amp), Catch::Contains("Pass these two"));
   CHECK(amp.unanswered());
   SECTION("the right one") { CHECK(settle(optimizer, amp, fused) == StepResult::skipped); }
-  SECTION("another one") { CHECK_THROWS_WITH(settle(optimizer, amp, another), Catch::Contains("another FusedStep")); }
-  SECTION("calibrate") {
-    CHECK_THROWS_WITH(calibrate(amp, model, optimizer, [] {}), Catch::Contains("frugal::settle"));
+  SECTION("another one, whatever the answer is") {
+    CHECK_THROWS_WITH(settle(optimizer, amp, another), Catch::Contains("Pass these two"));
+    CHECK(amp.unanswered());
+    CHECK(settle(optimizer, amp, fused) == StepResult::skipped);
+    for (auto& parameter : model->parameters()) parameter.mutable_grad() = torch::ones_like(parameter);
+    update(optimizer, amp, another);
+    CHECK_THROWS_WITH(settle(optimizer, amp, fused), Catch::Contains("Pass these two"));
+    CHECK(settle(optimizer, amp, another) == StepResult::applied);
+  }
+  SECTION("another optimizer with the same first parameter") {
+    auto twin = adamw(model->parameters());
+    CHECK_THROWS_WITH(settle(twin, amp, fused), Catch::Contains("Pass these two"));
+    CHECK(settle(optimizer, amp, fused) == StepResult::skipped);
+  }
+}
+
+TEST_CASE("while an answer is open, nobody keeps what may be taken back") {
+  Net model = make(), other = make();
+  auto optimizer = adamw(model->parameters()), of_another = adamw(other->parameters());
+  AmpPolicy<Fp16> amp = fp16(SkipDecision::lagged);
+  FusedStep fused;
+  Averager average({.decay = 0.5}), of_other({.decay = 0.5});
+  average.update(model), of_other.update(other);
+  const TemporaryDirectory folder;
+  CheckpointManager checkpoints({.directory = folder.path().string(), .existing = Existing::append});
+  const auto batch = cut(data(29), {8})[0];
+  const auto make_batch = [&](std::int64_t) { return batch; };
+  const auto guard = [&] { const StateGuard begun(model, optimizer); };
+  const auto plan = [&] { return BatchSizeProber{}.plan(8, model, optimizer, make_batch, MeanLoss{}); };
+  const auto plan_with_policy = [&] {
+    return BatchSizeProber{}.plan(8, model, optimizer, make_batch, MeanLoss{}, amp);
+  };
+  for (auto& parameter : model->parameters()) parameter.mutable_grad() = torch::full_like(parameter, INFINITY);
+  update(optimizer, amp, fused);
+  const auto settle_first = Catch::Contains("not known whether the last step was skipped");
+  CHECK_THROWS_WITH(guard(), settle_first);
+  CHECK_THROWS_WITH(average.update(model), settle_first);
+  CHECK_THROWS_WITH(average.swap(model), settle_first);
+  CHECK_THROWS_WITH(checkpoints.save({}, model, optimizer), settle_first);
+  CHECK_THROWS_WITH(plan(), settle_first && !Catch::Contains("samples"));
+  CHECK_THROWS_WITH(plan_with_policy(), settle_first && !Catch::Contains("samples"));
+  CHECK_THROWS_WITH(calibrate(amp, model, optimizer, [] {}), settle_first);
+  of_other.update(other), of_other.swap(other);  // others are not concerned
+  const StateGuard others(other, of_another);
+
+  SECTION("until it is settled") { CHECK(settle(optimizer, amp, fused) == StepResult::skipped); }
+  SECTION("or the policy is as new") { amp.reset(); }
+  SECTION("or gone, and moves with it") {
+    {
+      const AmpPolicy<Fp16> moved = std::move(amp);
+      CHECK_THROWS_WITH(guard(), settle_first);
+    }
+    amp = fp16(SkipDecision::lagged);
+  }
+  guard();
+  average.update(model), average.swap(model);
+  checkpoints.save({}, model, optimizer);
+  CHECK(plan().micro_batch == 8);
+  CHECK(plan_with_policy().micro_batch == 8);
+}
+
+TEST_CASE("the Averager of a Trainer is reached with nothing open, and an answer that was taken is an error") {
+  Net model = make();
+  auto optimizer = adamw(model->parameters());
+  const auto batches = cut(data(29), {8});
+  Trainer trainer{model, optimizer, OverflowAt{MeanLoss{}, {1}}, fp16(SkipDecision::lagged), FusedStep(), Averager()};
+  for (int i = 0; i < 2; ++i) CHECK(trainer.step(batches[0]) == StepResult::applied);
+  auto& amp = trainer.get<AmpPolicy<Fp16>>();
+  CHECK(amp.unanswered());
+  SECTION("reached") {
+    trainer.get<Averager>().swap(model);
+    CHECK_FALSE(amp.unanswered());
+    trainer.check(Metrics(1.0));
+    CHECK(trainer.progress().skipped == 1);
+    trainer.get<Averager>().swap(model);
+    CHECK(trainer.step(batches[0]) == StepResult::applied);
+    CHECK(trainer.progress().step == 2);
+  }
+  SECTION("taken") {
+    CHECK(settle(optimizer, amp, trainer.get<FusedStep>()) == StepResult::skipped);
+    CHECK_THROWS_WITH(trainer.progress(), Catch::Contains("Ask progress() instead"));
+    CHECK(trainer.progress().step == 1);  // once: the run goes on
+    CHECK(trainer.step(batches[0]) == StepResult::applied);
+    CHECK(trainer.progress().step == 2);
   }
 }
 

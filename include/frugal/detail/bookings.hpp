@@ -7,6 +7,7 @@
 #include <frugal/update.hpp>
 
 #include <optional>
+#include <stdexcept>
 #include <type_traits>
 #include <utility>
 
@@ -59,7 +60,14 @@ class Bookings : protected Parts<Model, Optimizer, Loss, Policies...> {
   // Books the last step, if it is not, once its answer is there.
   StepResult book() {
     if constexpr (answers_late)
-      if (std::exchange(unbooked_, false)) return booked(answered(optimizer_, precision(), updating()));
+      if (std::exchange(unbooked_, false)) {
+        const StepResult result = answered(optimizer_, precision(), updating());
+        if (result != StepResult::accumulated) return booked(result);
+        throw std::logic_error(
+            "Trainer: somebody else took the answer of the last step (settle(), or a reset() or load() of the "
+            "AmpPolicy), so "
+            "it is not counted. Ask progress() instead, and reset by restart().");
+      }
     return StepResult::accumulated;
   }
   bool unanswered() {

@@ -7,6 +7,7 @@
 #include <frugal/detail/checkpoint_objects.hpp>
 #include <frugal/detail/checkpoint_optimizer.hpp>
 #include <frugal/detail/checkpoint_overlap.hpp>
+#include <frugal/detail/open_answers.hpp>
 #include <frugal/detail/parameter_names.hpp>
 #include <frugal/detail/random_state.hpp>
 #include <frugal/detail/state_archive.hpp>
@@ -59,6 +60,7 @@ State collect(const Progress& progress, Arguments&... arguments) {
   save_weights(state, names, arguments...);
   each_section([](const std::string&, auto&) {},
                [&]<class Optimizer>(const std::string& section, Optimizer& optimizer) {
+                 expect_answered("CheckpointManager: save()", optimizer);
                  if constexpr (!SavesItself<Optimizer>) save_optimizer(state, section, optimizer, names);
                },
                [&](const std::string& section, const auto& object) { save_object(state, section, object); },

@@ -31,10 +31,12 @@ class FusedGroups {
   bool step(torch::optim::Optimizer& optimizer, const PendingScale& pending) {
     return with_kernel(optimizer, [&]<class Kernel>(Kernel) { step_groups<Kernel>(optimizer, pending); });
   }
-  // A step with a PendingScale::skip begins; it turned out to change nothing.
+  // A step with a PendingScale::skip begins; whether it was made here, and is not concluded; what it turned out to be.
   void begin_late(const torch::optim::Optimizer& optimizer) { late_.begin(optimizer); }
-  void take_back(torch::optim::Optimizer& optimizer) {
-    with_kernel(optimizer, [&]<class Kernel>(Kernel) { late_.take_back<Kernel>(optimizer); });
+  bool is_late(const torch::optim::Optimizer& optimizer) { return late_.is_open(optimizer); }
+  void conclude(torch::optim::Optimizer& optimizer, bool applied) {
+    if (applied) late_.confirm(optimizer);
+    else with_kernel(optimizer, [&]<class Kernel>(Kernel) { late_.take_back<Kernel>(optimizer); });
   }
   // By group, for the last step: why torch::optim stepped it; null where a kernel did.
   const std::vector<const char*>& refusals() const { return refusals_; }

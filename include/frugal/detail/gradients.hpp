@@ -1,5 +1,7 @@
 #pragma once
 
+#include <frugal/detail/groups.hpp>
+
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_sparse_coo_tensor_unsafe.h>
 #include <ATen/ops/view_as_real.h>
@@ -12,20 +14,6 @@
 #include <vector>
 
 namespace frugal::inline v0::detail {
-
-struct NoGroup {
-  std::vector<at::Tensor> params() const { return {}; }
-};
-
-// The groups of an optimizer, each with params().
-decltype(auto) groups_of(auto& optimizer) {
-  constexpr bool shown = requires { optimizer.param_groups(); };
-  static_assert(shown,
-                "frugal: this optimizer does not show its parameters. Give it param_groups(), a range of groups "
-                "that have params().");
-  if constexpr (shown) return optimizer.param_groups();
-  else return std::vector<NoGroup>();  // the assertion has spoken, and no second error may follow it
-}
 
 // The gradients of an optimizer as lists for foreach kernels, which want one device and one dtype per call. The lists
 // are kept between steps, so a steady step allocates nothing; the tensors in them are not, so zero_grad frees its

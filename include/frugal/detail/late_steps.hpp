@@ -1,7 +1,6 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <c10/util/Exception.h>
 #include <torch/optim/optimizer.h>
 
 #include <algorithm>
@@ -16,20 +15,26 @@ class LateSteps {
  public:
   void begin(const torch::optim::Optimizer& optimizer) {
     const auto known = of(optimizer);
-    if (known != all_.end()) known->counted.clear();
-    else all_.push_back({&optimizer, {}});
+    if (known == all_.end()) all_.push_back({&optimizer, {}, true});
+    else known->counted.clear(), known->open = true;
   }
   void count(const torch::optim::Optimizer& optimizer, const at::Tensor& parameter,
              const torch::optim::OptimizerParamState& state, std::int64_t due) {
     of(optimizer)->counted.push_back({parameter.unsafeGetTensorImpl(), &state, due});
   }
 
+  // Whether that step of this optimizer was made here, and nobody has said yet what it was.
+  bool is_open(const torch::optim::Optimizer& optimizer) {
+    const auto known = of(optimizer);
+    return known != all_.end() && known->open;
+  }
+  // It was a step.
+  void confirm(const torch::optim::Optimizer& optimizer) { of(optimizer)->open = false; }
   // It was none. States that were loaded since keep their counts.
   template <class Kernel>
   void take_back(torch::optim::Optimizer& optimizer) {
     const auto known = of(optimizer);
-    TORCH_CHECK(known != all_.end(),
-                "FusedStep: the step that was skipped was made by another FusedStep. Pass the same one to settle().");
+    known->open = false;
     auto& states = optimizer.state();
     for (const Counted& step : known->counted | std::views::reverse) {  // a parameter may be in two groups
       const auto found = states.find(step.parameter);
@@ -47,6 +52,7 @@ class LateSteps {
   struct Late {
     const torch::optim::Optimizer* optimizer;
     std::vector<Counted> counted;
+    bool open;
   };
   std::vector<Late>::iterator of(const torch::optim::Optimizer& optimizer) {
     return std::ranges::find(all_, &optimizer, &Late::optimizer);

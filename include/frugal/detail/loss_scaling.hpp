@@ -35,7 +35,7 @@ class LossScaling {
   // `loss` is float or double.
   at::Tensor scaled(const at::Tensor& loss) {
     if (!scale_on_device_.defined()) {
-      if (std::ranges::none_of(windows_, is_late)) {
+      if (std::ranges::none_of(windows_, &UnscaledWindow::is_late)) {
         settle();
         return loss.mul(scaler_.scale());
       }
@@ -67,11 +67,10 @@ class LossScaling {
     if (!window_of(optimizer).open()) unscale(optimizer, gradients, 1.0);
     UnscaledWindow& window = window_of(optimizer);
     stepped_ = true;
-    if constexpr (requires { optimizer.take_back(); })
+    if constexpr (Revocable<std::remove_reference_t<decltype(optimizer)>>)
       if (lags_) {
         window.abandon();
-        window.learned.reset();
-        window.late.start(optimizer.pending.skip = overflow_flag(window, optimizer, gradients));
+        window.start_late(optimizer.pending.skip = overflow_flag(window, optimizer, gradients));
         return false;
       }
     const bool overflow = found_overflow(window, optimizer, gradients);
@@ -81,14 +80,14 @@ class LossScaling {
   }
 
   // Whether the last step of this optimizer, or of any, still has no answer.
-  bool unanswered(auto& optimizer) { return has_news(window_of(optimizer)); }
-  bool unanswered() const { return std::ranges::any_of(windows_, has_news); }
+  bool unanswered(auto& optimizer) { return window_of(optimizer).has_news(); }
+  bool unanswered() const { return std::ranges::any_of(windows_, &UnscaledWindow::has_news); }
   // That answer: whether it was skipped.
   bool answer(auto& optimizer) {
     UnscaledWindow& window = window_of(optimizer);
-    if (!has_news(window)) return false;
-    if (window.late.under_way()) learn();
-    return *std::exchange(window.learned, std::nullopt);
+    if (!window.has_news()) return false;
+    if (window.is_late()) learn();
+    return window.tell();
   }
   // Moves the scale for losses that were scaled on the device by now. Throws after too many skips in a row.
   void move() {
@@ -101,7 +100,7 @@ class LossScaling {
   LossScaler next() const {
     LossScaler scaler = scaler_;
     bool overflow = overflowed_;
-    for (const UnscaledWindow& window : windows_) overflow |= is_late(window) && window.late.read();
+    for (const UnscaledWindow& window : windows_) overflow |= window.is_late() && window.late().read();
     if (stepped_) overflow ? scaler.overflowed() : scaler.applied();
     return scaler;
   }
@@ -115,9 +114,6 @@ class LossScaling {
   }
 
  private:
-  static bool is_late(const UnscaledWindow& window) { return window.late.under_way(); }
-  static bool has_news(const UnscaledWindow& window) { return is_late(window) || window.learned; }
-
   void forget_windows() {
     windows_.clear();
     scale_on_device_.reset();
@@ -153,8 +149,8 @@ class LossScaling {
     else after_overflow.overflowed();
     at::Tensor any;
     for (const UnscaledWindow& window : windows_)
-      if (is_late(window)) {
-        const at::Tensor& flag = window.late.on_device();
+      if (window.is_late()) {
+        const at::Tensor& flag = window.late().on_device();
         any = any.defined() ? any.add(flag.to(any.device(), /*non_blocking=*/true)) : flag;
       }
     const auto scale = [&](double value) { return at::scalar_tensor(value, any.options().dtype(at::kDouble)); };
@@ -163,11 +159,7 @@ class LossScaling {
   // Reads all that is late. That was queued before the losses scaled since, so it does not wait for them.
   void learn() {
     for (UnscaledWindow& window : windows_)
-      if (is_late(window)) {
-        window.learned = window.late.read();
-        window.late.forget();
-        overflowed_ |= *window.learned;
-      }
+      if (window.is_late()) overflowed_ |= window.learn();
   }
   void settle() {
     if (!std::exchange(stepped_, false)) return;

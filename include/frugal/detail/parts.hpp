@@ -109,7 +109,7 @@ class Parts {
 
   // Both policies meet the type of the loss here for the first time.
   template <class Value>
-  bool backward(Value& loss, double weight) {
+  bool backward(Value& loss, double weight, auto& accumulating) {
     constexpr bool scales = requires { precision().scale(loss); };
     static_assert(scales,
                   "Trainer: the precision policy lacks a verb. Write `autocast()`, `scale(loss)`, `void "
@@ -117,11 +117,11 @@ class Parts {
     if constexpr (!scales) return false;
     else {
       using Scaled = std::remove_reference_t<decltype(precision().scale(loss))>;
-      constexpr bool weighs = AccumulationPolicy<std::remove_cvref_t<decltype(accumulation())>, Scaled>;
+      constexpr bool weighs = AccumulationPolicy<std::remove_cvref_t<decltype(accumulating)>, Scaled>;
       static_assert(weighs,
                     "Trainer: the accumulation policy lacks a verb. Write `bool backward(loss, double weight)`, "
                     "`double factor() const`, `bool pending() const` and `void finish()`.");
-      if constexpr (weighs) return frugal::backward(loss, weight, precision(), accumulation());
+      if constexpr (weighs) return frugal::backward(loss, weight, precision(), accumulating);
       else return false;
     }
   }

@@ -49,4 +49,8 @@ concept Deferring = requires(Optimizer& optimizer) {
   { optimizer.pending } -> std::same_as<PendingScale&>;
 };
 
+// One that takes back what it counted in a step that PendingScale::skip turned into none.
+template <class Optimizer>
+concept Revocable = Optimizer::revocable;
+
 }  // namespace frugal::inline v0::detail

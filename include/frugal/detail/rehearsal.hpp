@@ -4,7 +4,9 @@
 #include <frugal/detail/evaluation.hpp>
 #include <frugal/update.hpp>
 
+#include <concepts>
 #include <stdexcept>
+#include <type_traits>
 #include <utility>
 
 namespace frugal::inline v0::detail {
@@ -16,13 +18,17 @@ auto call_calibrate(auto& precision, auto& model, auto& optimizer, auto&& step, 
   return calibrate(precision, model, optimizer, step, options...);
 }
 
+// A copy where there can be one, so that the policy itself does not speak of a step that was none.
+template <class Policy>
+using Spare = std::conditional_t<std::copy_constructible<Policy>, Policy, Policy&>;
+
 // Steps of a Trainer that leave no trace: what calibrate() measures.
 template <class Model, class Optimizer, class Loss, class... Policies>
 class Rehearsal : protected Bookings<Model, Optimizer, Loss, Policies...> {
   using Base = Bookings<Model, Optimizer, Loss, Policies...>;
 
  protected:
-  using Base::accumulation, Base::model_, Base::optimizer_, Base::precision;
+  using Base::accumulation, Base::clipping, Base::model_, Base::optimizer_, Base::precision, Base::updating;
   using Base::Base;
 
   template <class Batch>
@@ -36,32 +42,35 @@ class Rehearsal : protected Bookings<Model, Optimizer, Loss, Policies...> {
       this->book();
       if (accumulation().pending())
         throw std::invalid_argument("Trainer: calibrate() inside a window. Call it before the first step, or flush().");
+      Spare<std::remove_reference_t<decltype(accumulation())>> accumulating = accumulation();
+      Spare<std::remove_reference_t<decltype(clipping())>> clips = clipping();
+      Spare<std::remove_reference_t<decltype(updating())>> steps = updating();
       bool first = true;
       const auto step = [&] {
         if (std::exchange(first, false)) train_mode(model_);  // here, where calibrate() guards it
-        whole_window(batch);
+        whole_window(batch, accumulating, clips, steps);
       };
       return call_calibrate(precision(), model_, optimizer_, step, options...);
     }
   }
 
  private:
-  // With nothing booked, and the accumulation policy as before; model and optimizer are guarded by calibrate().
+  // With nothing booked; model, optimizer and the precision policy are guarded by calibrate().
   template <class Batch>
-  void whole_window(const Batch& batch) {
-    accumulation().finish();  // micro-batches without a sample count towards the next window
+  void whole_window(const Batch& batch, auto& accumulating, auto& clips, auto& steps) {
+    accumulating.finish();  // micro-batches without a sample count towards the next window
     try {
       for (bool full = false; !full;) {
         auto [loss, weight] = this->evaluate(batch);
         if (weight == 0) throw std::invalid_argument("Trainer: calibrate() got a batch without a sample or token.");
-        full = this->backward(loss, weight);
+        full = this->backward(loss, weight, accumulating);
       }
     } catch (...) {
-      accumulation().finish();
+      accumulating.finish();
       throw;
     }
-    update_window(optimizer_, precision(), accumulation(), this->clipping(), this->updating(), [] {});
-    answered(optimizer_, precision(), this->updating());
+    update_window(optimizer_, precision(), accumulating, clips, steps, [] {});
+    answered(optimizer_, precision(), steps);
   }
 };
 

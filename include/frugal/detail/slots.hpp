@@ -213,13 +213,10 @@ template <class Optimizer, class Update, class Pending = PendingScale>
 struct SteppedLater : SteppedBy<Optimizer, Update> {
   Pending pending = {};
 
+  static constexpr bool revocable =
+      requires(Update& update, Optimizer& stepped) { update.conclude(stepped, true); };  // see update.hpp
+
   void step() { this->update.step(this->optimizer, pending); }
-  // The last step turned out to be none (PendingScale::skip).
-  void take_back()
-    requires requires(Update& steps, Optimizer& stepped) { steps.take_back(stepped); }
-  {
-    this->update.take_back(this->optimizer);
-  }
 };
 
 // Whether nobody needs the gradients themselves between backward and step: the update policy takes what is pending,

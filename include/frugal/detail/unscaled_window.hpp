@@ -2,6 +2,7 @@
 
 #include <frugal/detail/gradients.hpp>
 #include <frugal/detail/late_flag.hpp>
+#include <frugal/detail/open_answers.hpp>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
@@ -14,14 +15,6 @@
 
 namespace frugal::inline v0::detail {
 
-// What tells optimizers apart, also when a wrapper hands one on: the first parameter, which no two share.
-const void* identity_of(auto& optimizer) {
-  for (auto&& group : groups_of(optimizer))
-    for (const at::Tensor& parameter : group.params())
-      if (parameter.defined()) return parameter.unsafeGetTensorImpl();
-  return nullptr;
-}
-
 // One optimizer's unfinished window: the pass over its gradients and what that found. Kept between steps with its
 // scratch tensors, one pair per device.
 class UnscaledWindow {
@@ -33,9 +26,25 @@ class UnscaledWindow {
   void open_for_step() { open_ = true; }
   void abandon() { open_ = false; }
 
-  // Whether the last step was skipped, where that is not read at once. `learned`: it is read, but nobody was told.
-  LateFlag late;
-  std::optional<bool> learned;
+  // Whether the last step was skipped, where that is not read at once.
+  void start_late(const at::Tensor& flag) {
+    learned_.reset();
+    answer_ = OpenAnswer(optimizer_);
+    late_.start(flag);
+  }
+  bool is_late() const { return late_.under_way(); }
+  const LateFlag& late() const { return late_; }
+  bool learn() {
+    learned_ = late_.read();
+    late_.forget();
+    return *learned_;
+  }
+  // It is late, or it was read but nobody was told.
+  bool has_news() const { return is_late() || learned_; }
+  bool tell() {
+    answer_ = OpenAnswer();
+    return *std::exchange(learned_, std::nullopt);
+  }
 
   // Multiplies the gradients by `factor` and notes what is not finite: one kernel per (device, dtype), nothing read
   // back.
@@ -83,6 +92,9 @@ class UnscaledWindow {
   const void* optimizer_;
   bool open_ = false;
   std::vector<Flag> flags_;
+  LateFlag late_;
+  std::optional<bool> learned_;
+  OpenAnswer answer_;
 };
 
 }  // namespace frugal::inline v0::detail
