@@ -137,7 +137,7 @@ def precision_goals(_options, native, _left_out):
                ceiling=matmul("bf16"), quick=True)
     attention = "--attention-fp32"
     for workload, over_fp32, over_stock in (("W5", 1.5, 1.35), ("W6", 1.4, 1.13)):
-        yield goal(f"bf16-{workload}", workload, over_fp32, step(workload, "frugal", "bf16", attention),
+        yield goal(f"bf16-{workload}", workload, over_fp32, step(workload, "frugal", "bf16", attention, "--casts-per-step"),
                    step(workload, "frugal", "fp32"), ceiling=matmul("bf16"), quick=workload == "W5")
         yield goal(f"bf16-{workload}-against-stock", workload, over_stock, step(workload, "own", "bf16", attention, *half),
                    step(workload, "naive", "bf16", *half), ceiling=matmul("bf16"), quick=workload == "W5")

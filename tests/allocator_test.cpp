@@ -210,6 +210,10 @@ TEST_CASE("what the user set in the environment is left alone") {
   CHECK(free_choice.grown > 230 * megabyte);  // with the padding
 }
 
+static_assert(std::string_view(to_string(AllocatorTuning::effective)) == "effective");
+static_assert(std::string_view(to_string(AllocatorTuning::overruled)) == "overruled by the environment");
+static_assert(std::string_view(to_string(AllocatorTuning::unavailable)) == "unavailable");
+
 TEST_CASE("where another allocator serves malloc, nothing is done") {
   if (frugal::detail::fate_of_large_block() != BlockFate::unseen) return;  // a sanitizer's build
   CHECK(frugal::tune_allocator() == AllocatorTuning::unavailable);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 
 using namespace frugal;
 
@@ -50,6 +51,12 @@ TEST_CASE("a reading that is written twice is replaced") {
   readings.write("rate", 0.2);
   CHECK(readings.size() == 1);
   CHECK(readings.find("rate") == 0.2);
+}
+
+TEST_CASE("results have words") {
+  static_assert(std::string_view(to_string(StepResult::accumulated)) == "accumulated");
+  static_assert(std::string_view(to_string(StepResult::applied)) == "applied");
+  static_assert(std::string_view(to_string(StepResult::skipped)) == "skipped");
 }
 
 TEST_CASE("a progress starts with nothing known") {

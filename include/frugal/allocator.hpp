@@ -42,6 +42,12 @@ enum class AllocatorTuning {
   unavailable  ///< not glibc's malloc (musl, jemalloc, a sanitizer, another system), or it refuses: nothing has changed
 };
 
+/// "effective", "overruled by the environment" or "unavailable".
+constexpr const char* to_string(AllocatorTuning tuning) {
+  constexpr const char* words[] = {"effective", "overruled by the environment", "unavailable"};
+  return words[static_cast<int>(tuning)];
+}
+
 namespace detail {
 
 #if defined(__GLIBC__)

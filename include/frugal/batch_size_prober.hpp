@@ -26,7 +26,8 @@
 /// A trial is a training step as it will be: forward in the precision of the policy, backward, an optimizer step with
 /// its state, then once more with that state in memory, and with the gradients of another micro-batch where the plan
 /// accumulates. Afterwards model, optimizer, gradients, random generators and the policy are bit for bit what they were
-/// (StateGuard; a copy of model and optimizer state in host memory).
+/// (StateGuard; a copy of model and optimizer state in host memory). Batches should come as they will in training, in the
+/// same memory order (channels_last), too.
 ///
 /// Trials begin at 32 samples and go below only when they must, and to a single sample (which BatchNorm refuses) only
 /// when two do not fit. They grow fourfold, then halve the gap. Where memory is measured, on an accelerator or by a

@@ -77,7 +77,7 @@ class GradClip {
   void clip(auto& optimizer);
 
   /// The joint norm before the last clip(), one device sync if gradients are on a device. NaN before the first clip(), by
-  /// value, and when switched off; 0 when there was no gradient.
+  /// value, and when switched off; 0 when there was no gradient; inf or NaN for a window that overflowed.
   double norm() const { return norm_ ? norm_->read() : std::numeric_limits<double>::quiet_NaN(); }
   /// `norm`: read when somebody looks.
   void readings(auto& out) const {

@@ -37,6 +37,12 @@ enum class Role {
 /// What one micro-batch did to the weights. `skipped`: the gradients overflowed and nothing advanced.
 enum class StepResult { accumulated, applied, skipped };
 
+/// "accumulated", "applied" or "skipped".
+constexpr const char* to_string(StepResult result) {
+  constexpr const char* words[] = {"accumulated", "applied", "skipped"};
+  return words[static_cast<int>(result)];
+}
+
 /// What one validation metric means for the run.
 enum class Verdict { improved, waiting, stop };
 
