@@ -725,3 +725,43 @@ TEST_CASE("AmpOptions: attention and casts mean nothing where nothing is cast") 
   CHECK_FALSE(registered("aten::addmm"));
   CHECK_FALSE(registered("aten::scaled_dot_product_attention"));
 }
+
+TEST_CASE("weight casts: what a sample of the weight misses, its version, its memory or a notice tells") {
+  torch::nn::Linear layer(64, 64);
+  const auto ones = torch::ones({2, 64});
+  auto amp = once_per_step();
+  const auto before = forward(amp, layer, ones);
+  before.sum().backward();  // a window is open
+  REQUIRE(torch::equal(before, forward(amp, layer, ones)));
+  const auto change_one = [](const at::Tensor& weight) { weight.select(0, 0).select(0, 1).add_(8); };
+  SECTION("its version") {
+    const torch::NoGradGuard guard;
+    change_one(layer->weight);
+  }
+  SECTION("its memory") {
+    const auto other = layer->weight.detach().clone();
+    change_one(other);
+    layer->weight.set_data(other);
+  }
+  SECTION("a notice") {
+    change_one(layer->weight.data());
+    REQUIRE(torch::equal(before, forward(amp, layer, ones)));
+    frugal::detail::forget_casts();
+  }
+  CHECK_FALSE(torch::equal(before, forward(amp, layer, ones)));
+}
+
+TEST_CASE("weight casts: none is kept without gradient recording, and each is of the dtype in force") {
+  auto layer = linear();
+  auto amp = once_per_step();
+  const auto owners = layer->bias.use_count();
+  {
+    const torch::NoGradGuard guard;
+    forward(amp, layer, input());
+  }
+  CHECK(layer->bias.use_count() == owners);
+  auto guard = amp.autocast();
+  CHECK(layer->forward(input()).scalar_type() == at::kBFloat16);
+  at::autocast::set_autocast_dtype(at::kCPU, at::kHalf);
+  CHECK(layer->forward(input()).scalar_type() == at::kHalf);
+}

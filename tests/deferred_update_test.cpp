@@ -1,6 +1,7 @@
 // update() with FusedStep leaves gradients as they are until the step: what comes out is what the passes one after the
 // other give, and whoever looks at gradients gets the true ones.
 #include "support/catch.hpp"
+#include "support/one_thread.hpp"
 #include "support/operators.hpp"
 
 #include <frugal/amp_policy.hpp>
@@ -192,6 +193,7 @@ TEST_CASE("a deferred update that normalises and clips is the one in passes but 
 }
 
 TEST_CASE("a deferred update writes no gradient before the step, and calls no operator but the kernel's") {
+  const OneThread counts_all;
   Twins twins({{leaf(torch::randn({40, 20})), leaf(torch::randn({7}))}}, making<AdamW>(AdamWOptions(0.01)));
   FusedStep fused;
   AmpPolicy<Fp16> amp = fp16(1024);

@@ -1,4 +1,5 @@
 #include "../support/catch.hpp"
+#include "../support/one_thread.hpp"
 #include "../support/states.hpp"
 #include "../support/temporary_directory.hpp"
 
@@ -36,13 +37,6 @@ torch::nn::Sequential make_model() {
   using namespace torch::nn;
   return Sequential(Linear(4, 8), BatchNorm1d(8), Dropout(0.4), Linear(8, 2));
 }
-
-// These tensors are too small for threads, which cost much where the cores are busy.
-struct OneThread {
-  int before = at::get_num_threads();
-  OneThread() { at::set_num_threads(1); }
-  ~OneThread() { at::set_num_threads(before); }
-};
 
 constexpr std::int64_t epochs = 3, micro_batches = 7, window = 3;
 

@@ -1,6 +1,7 @@
 #include "support/catch.hpp"
 
 #include "support/caught_warnings.hpp"
+#include "support/one_thread.hpp"
 #include "support/temporary_directory.hpp"
 
 #include <frugal/frugal.hpp>
@@ -74,18 +75,12 @@ int user_main(const torch::Tensor& images, const torch::Tensor& labels, const to
 // Surroundings of its own for the program: it writes where it is started, and its tensors are too small for threads.
 class Place {
  public:
-  Place() {
-    std::filesystem::current_path(directory_.path());
-    torch::set_num_threads(1);
-  }
-  ~Place() {
-    std::filesystem::current_path(before_);
-    torch::set_num_threads(threads_);
-  }
+  Place() { std::filesystem::current_path(directory_.path()); }
+  ~Place() { std::filesystem::current_path(before_); }
 
  private:
   std::filesystem::path before_ = std::filesystem::current_path();
-  int threads_ = torch::get_num_threads();
+  OneThread one_thread_;
   TemporaryDirectory directory_;
 };
 

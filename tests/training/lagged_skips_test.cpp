@@ -1,6 +1,7 @@
 // SkipDecision::lagged: a window that overflowed is skipped by the device, the host hears of it one window later, and everything
 // is as if it had known at once.
 #include "support/catch.hpp"
+#include "support/caught_warnings.hpp"
 #include "support/temporary_directory.hpp"
 #include "training/network.hpp"
 
@@ -258,7 +259,7 @@ struct Interruption {
 };
 }  // namespace
 
-TEST_CASE("an epoch of one window is training, and and nothing is left open") {
+TEST_CASE("an epoch of one window is training, and nothing is left open") {
   Net model = make();
   auto optimizer = adamw(model->parameters());
   const auto batches = cut(data(29), {8});
@@ -377,21 +378,21 @@ TEST_CASE("settle() refuses what would leave counters wrong") {
   FusedStep fused, another;
   for (auto& parameter : model->parameters()) parameter.mutable_grad() = torch::full_like(parameter, INFINITY);
   update(optimizer, amp, fused);
-  CHECK_THROWS_WITH(settle(optimizer, amp), Catch::Contains("Pass these two"));
+  CHECK_THROWS_WITH(settle(optimizer, amp), ContainsSubstring("Pass these two"));
   CHECK(amp.unanswered());
   SECTION("the right one") { CHECK(settle(optimizer, amp, fused) == StepResult::skipped); }
   SECTION("another one, whatever the answer is") {
-    CHECK_THROWS_WITH(settle(optimizer, amp, another), Catch::Contains("Pass these two"));
+    CHECK_THROWS_WITH(settle(optimizer, amp, another), ContainsSubstring("Pass these two"));
     CHECK(amp.unanswered());
     CHECK(settle(optimizer, amp, fused) == StepResult::skipped);
     for (auto& parameter : model->parameters()) parameter.mutable_grad() = torch::ones_like(parameter);
     update(optimizer, amp, another);
-    CHECK_THROWS_WITH(settle(optimizer, amp, fused), Catch::Contains("Pass these two"));
+    CHECK_THROWS_WITH(settle(optimizer, amp, fused), ContainsSubstring("Pass these two"));
     CHECK(settle(optimizer, amp, another) == StepResult::applied);
   }
   SECTION("another optimizer with the same first parameter") {
     auto twin = adamw(model->parameters());
-    CHECK_THROWS_WITH(settle(twin, amp, fused), Catch::Contains("Pass these two"));
+    CHECK_THROWS_WITH(settle(twin, amp, fused), ContainsSubstring("Pass these two"));
     CHECK(settle(optimizer, amp, fused) == StepResult::skipped);
   }
 }
@@ -414,13 +415,13 @@ TEST_CASE("while an answer is open, nobody keeps what may be taken back") {
   };
   for (auto& parameter : model->parameters()) parameter.mutable_grad() = torch::full_like(parameter, INFINITY);
   update(optimizer, amp, fused);
-  const auto settle_first = Catch::Contains("not known whether the last step was skipped");
+  const auto settle_first = ContainsSubstring("not known whether the last step was skipped");
   CHECK_THROWS_WITH(guard(), settle_first);
   CHECK_THROWS_WITH(average.update(model), settle_first);
   CHECK_THROWS_WITH(average.swap(model), settle_first);
   CHECK_THROWS_WITH(checkpoints.save({}, model, optimizer), settle_first);
-  CHECK_THROWS_WITH(plan(), settle_first && !Catch::Contains("samples"));
-  CHECK_THROWS_WITH(plan_with_policy(), settle_first && !Catch::Contains("samples"));
+  CHECK_THROWS_WITH(plan(), settle_first && !ContainsSubstring("samples"));
+  CHECK_THROWS_WITH(plan_with_policy(), settle_first && !ContainsSubstring("samples"));
   CHECK_THROWS_WITH(calibrate(amp, model, optimizer, [] {}), settle_first);
   of_other.update(other), of_other.swap(other);  // others are not concerned
   const StateGuard others(other, of_another);
@@ -460,7 +461,7 @@ TEST_CASE("the Averager of a Trainer is reached with nothing open, and an answer
   }
   SECTION("taken") {
     CHECK(settle(optimizer, amp, trainer.get<FusedStep>()) == StepResult::skipped);
-    CHECK_THROWS_WITH(trainer.progress(), Catch::Contains("Ask progress() instead"));
+    CHECK_THROWS_WITH(trainer.progress(), ContainsSubstring("Ask progress() instead"));
     CHECK(trainer.progress().step == 1);  // once: the run goes on
     CHECK(trainer.step(batches[0]) == StepResult::applied);
     CHECK(trainer.progress().step == 2);
@@ -587,7 +588,7 @@ TEST_CASE("an unanswered step cannot be saved, and too many skips end the run on
     for (auto& parameter : model->parameters()) parameter.mutable_grad() = torch::ones_like(parameter);
     update(optimizer, amp, fused);
     Sink sink;
-    CHECK_THROWS_WITH(amp.save(sink), Catch::Contains("frugal::settle"));
+    CHECK_THROWS_WITH(amp.save(sink), ContainsSubstring("frugal::settle"));
     CHECK(amp.scale_factor() == 1024);  // asks
     settle(optimizer, amp, fused);
     amp.save(sink);
@@ -604,8 +605,8 @@ TEST_CASE("an unanswered step cannot be saved, and too many skips end the run on
     for (int i = 0; i < 3; ++i) CHECK(trainer.step(batches[0]) == StepResult::applied);
     const State before = network::state_of(*model);
     const bool asks = GENERATE(false, true);
-    if (asks) CHECK_THROWS_WITH(trainer.progress(), Catch::Contains("overflow number 2 in a row"));
-    else CHECK_THROWS_WITH(trainer.step(batches[0]), Catch::Contains("overflow number 2 in a row"));
+    if (asks) CHECK_THROWS_WITH(trainer.progress(), ContainsSubstring("overflow number 2 in a row"));
+    else CHECK_THROWS_WITH(trainer.step(batches[0]), ContainsSubstring("overflow number 2 in a row"));
     CHECK(network::same_bits(before, network::state_of(*model)));
     if (!asks)
       for (auto& parameter : model->parameters()) CHECK_FALSE(parameter.grad().defined());
@@ -639,4 +640,202 @@ TEST_CASE("two optimizers with lagged skips move the scale once for both") {
   const auto exact = train(SkipDecision::exact), lagged = train(SkipDecision::lagged);
   CHECK(network::same_bits(exact.first, lagged.first));
   CHECK(exact.second == lagged.second);
+}
+
+TEST_CASE("answers of two optimizers, and of two policies, are open each on their own") {
+  Net model = make();
+  auto first = adamw(model->first->parameters()), second = adamw(model->second->parameters());
+  AmpPolicy<Fp16> amp = fp16(SkipDecision::lagged), other_amp = fp16(SkipDecision::lagged);
+  FusedStep fused, other_fused;
+  const auto step = [&](auto& optimizer, auto&... policies) {
+    for (auto& parameter : model->parameters()) parameter.mutable_grad() = torch::ones_like(parameter);
+    update(optimizer, policies...);
+  };
+  const auto guard = [&](auto& optimizer) { const StateGuard begun(model, optimizer); };
+  const auto settle_first = ContainsSubstring("not known whether the last step was skipped");
+  SECTION("two optimizers") {
+    Averager average;
+    step(second, amp, fused);
+    CHECK_THROWS_WITH(average.update(model), settle_first);  // of whichever of its parameters it is
+    step(first, amp, fused);
+    CHECK_THROWS_WITH(guard(first), settle_first);
+    CHECK_THROWS_WITH(guard(second), settle_first);
+    CHECK(settle(second, amp, fused) == StepResult::applied);
+    CHECK_THROWS_WITH(guard(first), settle_first);
+    guard(second);
+    CHECK(settle(first, amp, fused) == StepResult::applied);
+    guard(first);
+    average.update(model);
+  }
+  SECTION("two policies") {
+    step(first, amp, fused);
+    step(first, other_amp, other_fused);
+    CHECK(settle(first, amp, fused) == StepResult::applied);
+    CHECK_THROWS_WITH(guard(first), settle_first);
+    CHECK(settle(first, other_amp, other_fused) == StepResult::applied);
+    guard(first);
+  }
+}
+
+TEST_CASE("calibrate() itself refuses while an answer of its policy is open, of whichever optimizer") {
+  Net model = make(), other = make();
+  auto optimizer = adamw(model->parameters()), of_another = adamw(other->parameters());
+  AmpPolicy<Fp16> amp = fp16(SkipDecision::lagged);
+  FusedStep fused;
+  for (auto& parameter : model->parameters()) parameter.mutable_grad() = torch::ones_like(parameter);
+  update(optimizer, amp, fused);
+  CHECK_THROWS_WITH(calibrate(amp, model, optimizer, [] {}), ContainsSubstring("calibrate: called while"));
+  CHECK_THROWS_WITH(calibrate(amp, other, of_another, [] {}), ContainsSubstring("calibrate: called while"));
+  CHECK(settle(optimizer, amp, fused) == StepResult::applied);
+}
+
+TEST_CASE("settle() refuses the update policy of an earlier step, whatever that was") {
+  Net model = make();
+  auto optimizer = adamw(model->parameters());
+  AmpPolicy<Fp16> amp = fp16(SkipDecision::lagged);
+  FusedStep fused, another;
+  const double gradient = GENERATE(1.0, std::numeric_limits<double>::infinity());
+  for (auto& parameter : model->parameters()) parameter.mutable_grad() = torch::full_like(parameter, gradient);
+  update(optimizer, amp, fused);
+  settle(optimizer, amp, fused);
+  for (auto& parameter : model->parameters()) parameter.mutable_grad() = torch::ones_like(parameter);
+  update(optimizer, amp, another);
+  CHECK_THROWS_WITH(settle(optimizer, amp, fused), ContainsSubstring("Pass these two"));
+  CHECK(settle(optimizer, amp, another) == StepResult::applied);
+}
+
+TEST_CASE("a group that falls back skips with the others") {
+  Net model = make();
+  torch::optim::AdamW optimizer(
+      std::vector<OptimizerParamGroup>{model->first->parameters(), model->second->parameters()});
+  AmpPolicy<Fp16> amp = fp16(SkipDecision::lagged);
+  FusedStep fused;
+  const State before = network::state_of(*model);
+  for (auto& parameter : model->parameters()) parameter.mutable_grad() = torch::ones_like(parameter);
+  model->second->weight.mutable_grad() = torch::full({8, 3}, INFINITY).t();
+  CHECK(update(optimizer, amp, fused) == StepResult::applied);
+  CHECK(fused.reason() == "torch::optim for group 1: a parameter and its gradient differ in strides");
+  CHECK(network::same_bits(before, network::state_of(*model)));
+  CHECK(settle(optimizer, amp, fused) == StepResult::skipped);
+}
+
+namespace {
+struct StopsAtSkip {
+  static constexpr Role role = Role::observer;
+  bool skipped = false;
+  void on_skip(const Progress&) { skipped = true; }
+  StopReason stop() const { return skipped ? StopReason::diverged : StopReason::none; }
+};
+}  // namespace
+
+TEST_CASE("an observer that stops over a skip stops where one with exact skips does") {
+  for (const auto decision : {SkipDecision::exact, SkipDecision::lagged}) {
+    Net model = make();
+    auto optimizer = adamw(model->parameters());
+    Trainer trainer{model, optimizer, OverflowAt{MeanLoss{}, {1}}, fp16(decision), FusedStep(), StopsAtSkip{}};
+    const auto report = trainer.fit(cut(data(29), sizes), {.epochs = 3});
+    CHECK(report.reason == StopReason::diverged);
+    CHECK(report.progress.samples == 16);
+    CHECK(report.progress.step == 1);
+  }
+}
+
+TEST_CASE("fit() after steps by hand counts the last one first") {
+  const Calls overflows = GENERATE(Calls{}, Calls{0});
+  for (const auto decision : {SkipDecision::exact, SkipDecision::lagged}) {
+    Net model = make();
+    auto optimizer = adamw(model->parameters());
+    const auto batches = cut(data(29), sizes);
+    Trainer trainer{model, optimizer, OverflowAt{MeanLoss{}, overflows}, fp16(decision), FusedStep()};
+    trainer.step(batches[0]);
+    const CaughtWarnings over;
+    const auto report = trainer.fit(batches, {.max_steps = 1});
+    CHECK(report.progress.step == 1);
+    CHECK(over.with("this run is over") == (overflows.empty() ? 1 : 0));
+  }
+}
+
+TEST_CASE("restore_best() books an open step on its own weights") {
+  const auto train = [](SkipDecision decision) {
+    Net model = make();
+    auto optimizer = adamw(model->parameters());
+    const auto batches = cut(data(29), sizes);
+    Trainer trainer{model,
+                    optimizer,
+                    MeanLoss{},
+                    fp16(decision),
+                    FusedStep(),
+                    Averager({.decay = 0.5}),
+                    EarlyStopper({.patience = 3})};
+    trainer.step(batches[0]);
+    trainer.check(Metrics(1.0));
+    trainer.step(batches[1]);
+    CHECK(trainer.restore_best());
+    const State best = network::state_of(*model);
+    trainer.template get<Averager>().swap(model);
+    return std::pair{best, network::state_of(*model)};
+  };
+  const auto exact = train(SkipDecision::exact), lagged = train(SkipDecision::lagged);
+  CHECK(network::same_bits(exact.first, lagged.first));
+  CHECK(network::same_bits(exact.second, lagged.second));
+}
+
+TEST_CASE("an interrupted run hears of its last step before it saves") {
+  const auto run = [](SkipDecision decision) {
+    const TemporaryDirectory folder;
+    Net model = make();
+    auto optimizer = adamw(model->parameters());
+    bool interrupted = false;
+    int calls = 0;
+    const auto interrupts = [&](Net& net, const Batch& batch) {
+      interrupted = ++calls == 3;
+      return MeanLoss()(net, batch);
+    };
+    std::vector<std::string> log;
+    Trainer trainer{model,
+                    optimizer,
+                    OverflowAt{interrupts, {2}},
+                    fp16(decision),
+                    FusedStep(),
+                    Interruption{&interrupted},
+                    CheckpointManager<>({.directory = folder.path().string()}),
+                    Seen{&log}};
+    CHECK(trainer.fit(cut(data(29), sizes), {.epochs = 4}).reason == StopReason::preempted);
+    return log;
+  };
+  CHECK(run(SkipDecision::exact) == std::vector<std::string>{"skip 1 after 2", "save after 3 batches"});
+  CHECK(run(SkipDecision::lagged) == run(SkipDecision::exact));
+}
+
+TEST_CASE("calibrate() of a Trainer books the step before it, and leaves scale and skips alone") {
+  Net model = make();
+  auto optimizer = adamw(model->parameters());
+  const auto batches = cut(data(29), {8});
+  Trainer trainer{model, optimizer, OverflowAt{MeanLoss{}, {1}}, fp16(SkipDecision::lagged), FusedStep()};
+  for (int i = 0; i < 2; ++i) CHECK(trainer.step(batches[0]) == StepResult::applied);
+  const auto& amp = trainer.get<AmpPolicy<Fp16>>();
+  CHECK(amp.unanswered());
+  static_cast<void>(trainer.calibrate(batches[0], CalibrationOptions{.rounds = 3, .turn = 0}));
+  CHECK_FALSE(amp.unanswered());
+  CHECK(amp.scale_factor() == 512);
+  CHECK(amp.skipped() == 1);
+  CHECK(trainer.progress().step == 1);
+  CHECK(trainer.progress().skipped == 1);
+}
+
+TEST_CASE("an exception in mid-epoch leaves an open step booked on its own weights") {
+  const auto train = [](SkipDecision decision) {
+    Net model = make();
+    auto optimizer = adamw(model->parameters());
+    int calls = 0;
+    const auto loss = [&](Net& net, const Batch& batch) {
+      if (++calls == 7) throw std::runtime_error("a bad batch");  // the third of the second epoch
+      return MeanLoss()(net, batch);
+    };
+    Trainer trainer{model, optimizer, loss, fp16(decision), FusedStep(), Averager({.decay = 0.5})};
+    CHECK_THROWS_WITH(trainer.fit(cut(data(29), sizes), {.epochs = 3}), "a bad batch");
+    CHECK_FALSE(trainer.template get<AmpPolicy<Fp16>>().unanswered());
+    return network::state_of(*model);
+  };
+  CHECK(network::same_bits(train(SkipDecision::exact), train(SkipDecision::lagged)));
 }
