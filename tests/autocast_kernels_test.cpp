@@ -18,6 +18,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -256,6 +257,62 @@ TEST_CASE("weight casts: a transposition is a cast one in a product alone, and w
   CHECK(seen == 1);
   const auto part = [&](const at::Tensor& low) { return at::mm(low, weight.narrow(0, 0, 2).t()); };
   CHECK(part(input().to(at::kBFloat16)).size(1) == 2);
+}
+
+namespace {
+struct ScalesGradient : torch::autograd::Function<ScalesGradient> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& weight, bool transposed) {
+    return transposed ? weight.t() : weight.view_as(weight);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
+    static_cast<void>(context);
+    const auto scaled = gradients[0] * 0.125;
+    return {scaled.size(0) == 6 ? scaled.t() : scaled, at::Tensor()};
+  }
+};
+}  // namespace
+
+TEST_CASE("weight casts: what lies between a weight and its product is passed") {
+  // from the weight, 4 x 6, to the factor, 6 x 4
+  using Way = std::function<at::Tensor(const at::Tensor&, int& heard)>;
+  const auto tells = [](at::Tensor tensor, int& heard) {
+    tensor.register_hook([&heard](const at::Tensor& gradient) {
+      ++heard;
+      return gradient * 2;
+    });
+    return tensor;
+  };
+  const std::vector<Way> ways = {
+      [](const at::Tensor& w, int&) { return w.t(); },
+      [](const at::Tensor& w, int&) { return w.transpose(0, 1); },
+      [](const at::Tensor& w, int&) { return w.mT(); },
+      [](const at::Tensor& w, int&) { return w.t().t().t(); },
+      [](const at::Tensor& w, int&) { return ScalesGradient::apply(w, false).t(); },
+      [](const at::Tensor& w, int&) { return ScalesGradient::apply(w, true); },
+      [&](const at::Tensor& w, int& heard) { return tells(w.view_as(w), heard).t(); },
+      [&](const at::Tensor& w, int& heard) { return tells(w.t(), heard); },
+      [](const at::Tensor& w, int&) { return at::_neg_view(w).t(); },
+  };
+  for (std::size_t i = 0; i < ways.size(); ++i) {
+    INFO("way " << i);
+    const auto run = [&](AmpPolicy<Bf16> amp) {
+      const auto layer = linear();
+      const auto& weight = layer->weight;
+      int heard = 0;
+      const auto output = [&] {
+        auto guard = amp.autocast();
+        return torch::matmul(input(), ways[i](weight, heard));
+      }();
+      output.sum().backward();
+      return std::tuple(output, weight.grad(), heard);
+    };
+    const auto [output, gradient, heard] = run(once_per_step());
+    const auto [expected, expected_gradient, expected_heard] = run(stock());
+    CHECK(torch::equal(output, expected));
+    CHECK(torch::equal(gradient, expected_gradient));
+    CHECK(heard == expected_heard);
+  }
 }
 
 TEST_CASE("weight casts: an evaluation inside the window neither sees old casts nor costs a gradient") {

@@ -18,6 +18,7 @@
 #include <chrono>
 #include <cmath>
 #include <map>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -458,6 +459,24 @@ TEST_CASE("Trainer: calibrate that throws in mid-window closes the window of a p
   CHECK_THROWS_WITH(trainer.calibrate(torch::ones({2, 4})), "a bad batch");
   CHECK(trainer.step(torch::ones({2, 4})) == frugal::StepResult::accumulated);
   CHECK(trainer.step(torch::ones({2, 4})) == frugal::StepResult::applied);
+}
+
+namespace {
+struct Uncopyable {  // although its type says otherwise
+  static constexpr frugal::Role role = frugal::Role::clipping;
+  std::vector<std::unique_ptr<int>> parts = {};
+  int calls = 0;
+  void clip(auto&) { ++calls; }
+};
+}  // namespace
+
+TEST_CASE("Trainer: calibrate has a policy of the user's make the steps itself") {
+  torch::nn::Linear model(4, 2);
+  torch::optim::SGD optimizer(model->parameters(), 1e-2);
+  const auto loss = [](torch::nn::Linear& net, const torch::Tensor& batch) { return net(batch).square().mean(); };
+  frugal::Trainer trainer{model, optimizer, loss, automatic(), Uncopyable{}};
+  static_cast<void>(trainer.calibrate(torch::ones({2, 4}), frugal::CalibrationOptions{.rounds = 3, .turn = 0}));
+  CHECK(trainer.get<Uncopyable>().calls > 0);
 }
 
 TEST_CASE("Trainer: calibrate measures in training mode, and every window is a whole one") {

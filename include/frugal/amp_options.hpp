@@ -41,9 +41,11 @@ enum class WeightCasts { per_forward, per_step };
 /// When fp16's step() learns whether the window overflowed. Either way the device skips a window that did, and nothing of it
 /// is kept. While an answer is open, books, rates and averages are one window behind: a Trainer books it at the next update,
 /// or when somebody asks (progress(), a check, a save, an observer's step, get() of the Averager); update() settles it.
-/// Until then StateGuard, CheckpointManager, Averager, BatchSizeProber and calibrate() refuse; ask yourself before you touch
-/// weights or the optimizer's state by hand. Optimizers are told apart by their first parameter. An on_skip is called inside
-/// the next update, and what it throws drops that window.
+/// Until then StateGuard, CheckpointManager, BatchSizeProber, calibrate(), steps by hand (FusedStep, AmpPolicy) and, for a
+/// model that has the optimizer's first parameter, Averager refuse. Ask yourself before you write weights or the optimizer's
+/// state, call its own step() or let the Trainer go: what a skipped step counted stays counted then. Optimizers are told
+/// apart by their first parameter, which must stay. An on_skip is called inside the next update, and what it throws drops
+/// that window.
 enum class SkipDecision {
   exact,  ///< in step(): one device read per window, for which the host waits
   lagged,  ///< at the next update, when the answer has long arrived: the host never waits. Until then update() and step()

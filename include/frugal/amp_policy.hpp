@@ -218,8 +218,7 @@ class AmpPolicy {
   void load(auto& in) {
     chosen_.load(in);
     extras_.provide(chosen_.now(), device_.type());
-    if constexpr (can_skip)
-      if (scales() && in.has("scale")) scaling_.load(in);
+    if constexpr (can_skip) scales() && in.has("scale") ? scaling_.load(in) : scaling_.forget_windows();
   }
 
  private:

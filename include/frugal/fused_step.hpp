@@ -2,6 +2,7 @@
 
 #include <frugal/detail/fused_groups.hpp>
 #include <frugal/detail/gradients.hpp>
+#include <frugal/detail/open_answers.hpp>
 #include <frugal/detail/pending.hpp>
 #include <frugal/policy.hpp>
 
@@ -102,6 +103,7 @@ class FusedStep {
                  : "torch::optim for all groups: the class of this optimizer has no fused kernel";
     if constexpr (known) {
       if (pending.skip.defined()) groups_.begin_late(optimizer);
+      else detail::expect_answered("FusedStep: step()", optimizer);
       if (options_.stepping == Stepping::fused && groups_.step(optimizer, pending)) {
         whole_ = nullptr;
         return;

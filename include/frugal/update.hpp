@@ -50,10 +50,19 @@ StepResult answered(auto& optimizer, auto& precision, auto& update) {
       }
     throw std::invalid_argument(
         "settle, update: the last step may have to be taken back by the update policy that made it, for the optimizer "
-        "that made it. Pass these two.");
+        "that made it. Pass these two; if one of them is gone, amp.answer(optimizer) closes the question.");
   } else {
     return StepResult::accumulated;
   }
+}
+
+// The step threw: whether it was skipped is of no interest any more, but for the counts of what it did before.
+void forget_answer(auto& optimizer, auto& precision, auto& update) {
+  if constexpr (requires { precision.unanswered(optimizer), update.conclude(optimizer, true); })
+    if (precision.unanswered(optimizer)) {
+      const bool applied = precision.answer(optimizer);
+      if (update.is_late(optimizer)) update.conclude(optimizer, applied);
+    }
 }
 
 // The order of an update. `watch` sees the unscaled gradients before they are clipped. An empty one has nobody to tell: the
@@ -71,14 +80,17 @@ StepResult update_window(Optimizer& optimizer, Precision& precision, auto& accum
     drop_gradients(optimizer);  // at once: the memory is free before the next forward
     accumulation.finish();
   };
+  bool begun = false;
   try {
     answered(optimizer, precision, update);
+    begun = true;  // until here the answer stays open
     precision.unscale(stepped, accumulation.factor());
     watch();
     if constexpr (later) clipping.clip(stepped);
     else clipping.clip(optimizer);
     applied = precision.step(stepped);
   } catch (...) {  // the window is lost, not half done: the next one starts without gradients
+    if (begun) forget_answer(optimizer, precision, update);
     if constexpr (requires { precision.abandon(stepped); }) precision.abandon(stepped);
     finish();
     throw;
@@ -127,7 +139,7 @@ StepResult update(Optimizer& optimizer, Policies&... policies) {
 ///     const auto count = [&](StepResult result) { (result == StepResult::applied ? applied : skipped) += 1; };
 ///     if (const auto last = settle(optimizer, amp, fused); last != StepResult::accumulated) count(last);
 ///     const auto result = update(optimizer, amp, accumulator, fused);
-///     if (!amp.unanswered()) count(result);
+///     if (!amp.unanswered(optimizer)) count(result);
 ///
 /// Throws std::invalid_argument when the update policy that made the step is not passed.
 template <class Optimizer, class... Policies>

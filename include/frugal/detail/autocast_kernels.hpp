@@ -69,15 +69,18 @@ struct Lowered {
   }
 };
 
+// Whether `view` is the transposition of `matrix` in its memory and in its graph: its gradient goes to the matrix by LibTorch's
+// own node, with no other one between, and nobody looks at it on its way or wants it kept.
 inline bool is_transposition(const at::Tensor& matrix, const at::Tensor& view) {
-  return matrix.dim() == 2 && view.size(0) == matrix.size(1) && view.size(1) == matrix.size(0) &&
-         view.stride(0) == matrix.stride(1) && view.stride(1) == matrix.stride(0) &&
-         view.storage_offset() == matrix.storage_offset();
-}
-// Whether somebody has a hook on its gradient, or wants it kept.
-inline bool is_watched(const at::Tensor& result) {
-  const auto& node = result.grad_fn();
-  return !node || !node->tensor_pre_hooks().empty() || !node->retains_grad_hooks().empty();
+  const bool in_memory = matrix.dim() == 2 && view.size(0) == matrix.size(1) && view.size(1) == matrix.size(0) &&
+                         view.stride(0) == matrix.stride(1) && view.stride(1) == matrix.stride(0) &&
+                         view.storage_offset() == matrix.storage_offset();
+  if (!in_memory) return false;
+  const auto& node = view.grad_fn();
+  return node && (node->name() == "TBackward0" || node->name() == "TransposeBackward0") &&
+         node->next_edge(0).function == torch::autograd::impl::try_get_grad_accumulator(matrix) &&
+         node->tensor_pre_hooks().empty() && node->retains_grad_hooks().empty() && node->pre_hooks().empty() &&
+         node->post_hooks().empty();
 }
 
 // A layer: (input, weight, bias, ...).
@@ -101,7 +104,7 @@ template <at::DeviceType Device>
 at::Tensor lowered_factor(const Lowered<Device>& low, const at::Tensor& factor) {
   if (!factor.requires_grad() || factor.dim() != 2 || !factor.is_view()) return low(factor);
   const at::Tensor weight(factor._base());
-  if (!low.keeps(weight) || !is_transposition(weight, factor) || is_watched(factor)) return low(factor);
+  if (!low.keeps(weight) || !is_transposition(weight, factor)) return low(factor);
   return at::_ops::t::call(low.as_weight(weight));
 }
 template <at::DeviceType Device>

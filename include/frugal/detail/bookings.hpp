@@ -6,6 +6,7 @@
 #include <frugal/policy.hpp>
 #include <frugal/update.hpp>
 
+#include <exception>
 #include <optional>
 #include <stdexcept>
 #include <type_traits>
@@ -64,11 +65,18 @@ class Bookings : protected Parts<Model, Optimizer, Loss, Policies...> {
         const StepResult result = answered(optimizer_, precision(), updating());
         if (result != StepResult::accumulated) return booked(result);
         throw std::logic_error(
-            "Trainer: somebody else took the answer of the last step (settle(), or a reset() or load() of the "
-            "AmpPolicy), so "
-            "it is not counted. Ask progress() instead, and reset by restart().");
+            "Trainer: somebody else took the answer of the last step (settle(), a reset() or load() of the AmpPolicy, "
+            "another first parameter of the optimizer), so it is not counted. Ask progress() instead, and reset by "
+            "restart().");
       }
     return StepResult::accumulated;
+  }
+  // The same, before the run may be given up for another one. What is thrown (an observer, too many skips) is about this one.
+  std::exception_ptr book_quietly() {
+    try {
+      book();
+      return nullptr;
+    } catch (...) { return std::current_exception(); }
   }
   bool unanswered() {
     if constexpr (answers_late) return precision().unanswered(optimizer_);

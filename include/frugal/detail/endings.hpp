@@ -123,7 +123,7 @@ class Endings : protected Saves<Model, Optimizer, Loss, Policies...> {
 
   // As new, but for the weights and the optimizer.
   void renew() {
-    this->book();
+    this->book_quietly();
     each_policy([](auto& policy) {
       using Type = std::remove_cvref_t<decltype(policy)>;
       static_assert(

@@ -43,9 +43,8 @@ struct StepCounted {
   static bool keeps_state(const auto&) { return true; }
   static std::int64_t due(const auto&, const auto* state) { return state ? state->step() + 1 : 1; }
   static void advance(auto& state) { state.step(state.step() + 1); }
-  static bool take_back(auto& state, std::int64_t due) {
+  static void uncount(auto& state, std::int64_t due) {
     if (state.step() == due) state.step(due - 1);
-    return true;
   }
 };
 
@@ -65,6 +64,10 @@ struct FusedKernel : StepCounted {  // Adam and AdamW
     if (options.amsgrad()) visit(state.max_exp_avg_sq());
   }
   static at::Tensor first(const Options&, const at::Tensor& parameter) { return at::zeros_like(parameter); }
+  static bool take_back(State& state, std::int64_t due) {
+    uncount(state, due);
+    return state.step() != 0;
+  }
   static void call(const Options& o, std::int64_t, const FusedLists& l) {
     const auto [beta1, beta2] = o.betas();
     const auto with = [&](auto kernel) {
@@ -111,6 +114,10 @@ struct FusedKernel<torch::optim::Adagrad> : StepCounted {
   using Options = torch::optim::AdagradOptions;
   using State = torch::optim::AdagradParamState;
 
+  static bool take_back(State& state, std::int64_t due) {
+    uncount(state, due);
+    return true;  // torch::optim makes it with the optimizer
+  }
   static void each(const Options&, auto& state, auto&& visit) { visit(state.sum()); }
   static at::Tensor first(const Options& options, const at::Tensor& parameter) {
     return at::full_like(parameter, options.initial_accumulator_value());

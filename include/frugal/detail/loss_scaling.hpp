@@ -45,7 +45,7 @@ class LossScaling {
   }
 
   void unscale(auto& optimizer, Gradients& gradients, double factor) {
-    if (scale_on_device_.defined()) learn(), move();
+    move_if_begun();
     UnscaledWindow& window = window_of(optimizer);
     TORCH_CHECK(!window.open(),
                 "AmpPolicy: unscale() was called twice in one window, which would divide by the scale "
@@ -66,6 +66,7 @@ class LossScaling {
   bool overflowed(auto& optimizer, Gradients& gradients) {
     if (!window_of(optimizer).open()) unscale(optimizer, gradients, 1.0);
     UnscaledWindow& window = window_of(optimizer);
+    expect_none_open("AmpPolicy: step()", window.has_news());
     stepped_ = true;
     if constexpr (Revocable<std::remove_reference_t<decltype(optimizer)>>)
       if (lags_) {
@@ -81,7 +82,9 @@ class LossScaling {
 
   // Whether the last step of this optimizer, or of any, still has no answer.
   bool unanswered(auto& optimizer) { return window_of(optimizer).has_news(); }
-  bool unanswered() const { return std::ranges::any_of(windows_, &UnscaledWindow::has_news); }
+  bool unanswered() const {
+    return std::ranges::any_of(windows_, [](const UnscaledWindow& one) { return one.has_news() && !one.is_gone(); });
+  }
   // That answer: whether it was skipped.
   bool answer(auto& optimizer) {
     UnscaledWindow& window = window_of(optimizer);
@@ -91,9 +94,8 @@ class LossScaling {
   }
   // Moves the scale for losses that were scaled on the device by now. Throws after too many skips in a row.
   void move() {
-    const bool begun = scale_on_device_.defined();  // else the next loss moves it
-    scale_on_device_.reset();
-    if (begun || (overflowed_ && scaler_.exhausted())) settle();
+    move_if_begun();
+    if (overflowed_ && scaler_.exhausted()) settle();
   }
 
   // The scaler as the next loss will find it. Lagged: reads what there is to read.
@@ -112,13 +114,13 @@ class LossScaling {
     scaler_.load(in);
     forget_windows();
   }
-
- private:
   void forget_windows() {
     windows_.clear();
     scale_on_device_.reset();
     stepped_ = overflowed_ = false;
   }
+
+ private:
   // Gradients that are still scaled have been measured by clipping, or are so now: one reading pass instead of one that
   // writes. A norm that is not finite may be one that overflowed, so that case is looked at closely.
   bool found_overflow(UnscaledWindow& window, auto& optimizer, Gradients& gradients) {
@@ -156,6 +158,13 @@ class LossScaling {
     const auto scale = [&](double value) { return at::scalar_tensor(value, any.options().dtype(at::kDouble)); };
     return at::where(any.add(overflowed_ ? 1.0 : 0.0).gt(0), scale(after_overflow.scale()), scale(after_step.scale()));
   }
+  // A loss was scaled since the last steps, by what the device knew of all of them; else the next loss moves the scale.
+  void move_if_begun() {
+    if (!scale_on_device_.defined()) return;
+    learn();
+    scale_on_device_.reset();
+    settle();
+  }
   // Reads all that is late. That was queued before the losses scaled since, so it does not wait for them.
   void learn() {
     for (UnscaledWindow& window : windows_)
@@ -167,9 +176,12 @@ class LossScaling {
   }
 
   UnscaledWindow& window_of(auto& optimizer) {
-    const void* const id = identity_of(optimizer);
-    const auto known = std::ranges::find_if(windows_, [&](const auto& window) { return window.belongs_to(id); });
-    return known != windows_.end() ? *known : windows_.emplace_back(id);
+    const auto known = std::ranges::find_if(
+        windows_, [id = identity_of(optimizer)](const UnscaledWindow& window) { return window.belongs_to(id); });
+    if (known != windows_.end()) return *known;
+    learn();  // what those that are gone have to say of the scale
+    std::erase_if(windows_, &UnscaledWindow::is_gone);
+    return windows_.emplace_back(identity_of(optimizer));
   }
 
   LossScaler scaler_;

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <concepts>
 #include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -19,11 +20,14 @@ namespace frugal::inline v0::detail {
 class OpenAnswer {
  public:
   OpenAnswer() = default;
-  explicit OpenAnswer(const void* optimizer) : optimizer_(optimizer) {
+  explicit OpenAnswer(const Identity& optimizer) {
+    if (optimizer.is_gone()) return;
     const std::lock_guard lock(mutex());
+    std::erase_if(all(), &Identity::is_gone);
     all().push_back(optimizer);
+    optimizer_.emplace(optimizer);
   }
-  OpenAnswer(OpenAnswer&& other) noexcept : optimizer_(std::exchange(other.optimizer_, nullptr)) {}
+  OpenAnswer(OpenAnswer&& other) noexcept : optimizer_(std::exchange(other.optimizer_, std::nullopt)) {}
   OpenAnswer& operator=(OpenAnswer&& other) noexcept {
     std::swap(optimizer_, other.optimizer_);
     return *this;
@@ -31,7 +35,7 @@ class OpenAnswer {
   ~OpenAnswer() {
     if (!optimizer_) return;
     const std::lock_guard lock(mutex());
-    if (const auto at = std::ranges::find(all(), optimizer_); at != all().end()) all().erase(at);
+    if (const auto at = std::ranges::find(all(), *optimizer_); at != all().end()) all().erase(at);
   }
 
   // Whether there is one of an optimizer that `belongs(identity)`.
@@ -41,16 +45,17 @@ class OpenAnswer {
   }
 
  private:
+  // Never destroyed: a policy with static storage may go last.
   static std::mutex& mutex() {
-    static std::mutex one;
+    static auto& one = *new std::mutex;
     return one;
   }
-  static std::vector<const void*>& all() {
-    static std::vector<const void*> identities;
-    return identities;
+  static std::vector<Identity>& all() {
+    static auto& list = *new std::vector<Identity>;
+    return list;
   }
 
-  const void* optimizer_ = nullptr;
+  std::optional<Identity> optimizer_;
 };
 
 inline void expect_none_open(const char* who, bool open) {
@@ -65,11 +70,11 @@ void expect_answered(const char* who, Optimizer& optimizer) {
   if constexpr (requires {
                   { *optimizer.param_groups().begin()->params().begin() } -> std::convertible_to<const at::Tensor&>;
                 })
-    expect_none_open(who, OpenAnswer::among([&](const void* open) { return open == identity_of(optimizer); }));
+    expect_none_open(who, OpenAnswer::among([&](const Identity& open) { return open == identity_of(optimizer); }));
 }
 void expect_answered_for_module(const char* who, const auto& module) {
-  expect_none_open(who, OpenAnswer::among([&](const void* open) {
-                     const auto is_it = [&](const at::Tensor& one) { return one.unsafeGetTensorImpl() == open; };
+  expect_none_open(who, OpenAnswer::among([&](const Identity& open) {
+                     const auto is_it = [&](const at::Tensor& parameter) { return open.is(parameter); };
                      return std::ranges::any_of(module.parameters(), is_it);
                    }));
 }

@@ -4,10 +4,15 @@
 #include <frugal/detail/evaluation.hpp>
 #include <frugal/update.hpp>
 
-#include <concepts>
 #include <stdexcept>
 #include <type_traits>
 #include <utility>
+
+namespace frugal::inline v0 {
+class GradAccumulator;
+class GradClip;
+class FusedStep;
+}  // namespace frugal::inline v0
 
 namespace frugal::inline v0::detail {
 
@@ -18,9 +23,13 @@ auto call_calibrate(auto& precision, auto& model, auto& optimizer, auto&& step, 
   return calibrate(precision, model, optimizer, step, options...);
 }
 
-// A copy where there can be one, so that the policy itself does not speak of a step that was none.
+// Our own policies are copied, so that they do not speak of a step that was none. A user's may be anything: it makes the
+// steps itself.
 template <class Policy>
-using Spare = std::conditional_t<std::copy_constructible<Policy>, Policy, Policy&>;
+constexpr bool is_ours =
+    std::is_same_v<Policy, GradAccumulator> || std::is_same_v<Policy, GradClip> || std::is_same_v<Policy, FusedStep>;
+template <class Policy>
+using Spare = std::conditional_t<is_ours<Policy>, Policy, Policy&>;
 
 // Steps of a Trainer that leave no trace: what calibrate() measures.
 template <class Model, class Optimizer, class Loss, class... Policies>

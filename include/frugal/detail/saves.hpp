@@ -4,6 +4,7 @@
 #include <frugal/detail/run_memory.hpp>
 #include <frugal/policy.hpp>
 
+#include <exception>
 #include <optional>
 #include <stdexcept>
 #include <tuple>
@@ -39,12 +40,13 @@ class Saves : protected Rehearsal<Model, Optimizer, Loss, Policies...> {
   }
 
   bool resumed() {
-    this->book();
     if constexpr (absent<Role::checkpointing>) return false;
     else {
+      const std::exception_ptr of_this_run = this->book_quietly();
       const auto found = with_state([&](auto&... state) -> std::optional<Progress> {
         return checkpointing().restore(model_, optimizer_, state...);
       });
+      if (!found && of_this_run) std::rethrow_exception(of_this_run);
       if (!found) return false;
       progress_ = *found;
       this->place_.resumed();

@@ -19,16 +19,16 @@ namespace frugal::inline v0::detail {
 // scratch tensors, one pair per device.
 class UnscaledWindow {
  public:
-  explicit UnscaledWindow(const void* optimizer) : optimizer_(optimizer) {}
+  explicit UnscaledWindow(Identity optimizer) : optimizer_(std::move(optimizer)) {}
 
-  bool belongs_to(const void* optimizer) const { return optimizer_ == optimizer; }
+  bool belongs_to(const Identity& optimizer) const { return optimizer_ == optimizer; }
+  bool is_gone() const { return optimizer_.is_gone(); }
   bool open() const { return open_; }
   void open_for_step() { open_ = true; }
   void abandon() { open_ = false; }
 
   // Whether the last step was skipped, where that is not read at once.
   void start_late(const at::Tensor& flag) {
-    learned_.reset();
     answer_ = OpenAnswer(optimizer_);
     late_.start(flag);
   }
@@ -89,7 +89,7 @@ class UnscaledWindow {
     return *flag;
   }
 
-  const void* optimizer_;
+  Identity optimizer_;
   bool open_ = false;
   std::vector<Flag> flags_;
   LateFlag late_;
