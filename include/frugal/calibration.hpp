@@ -39,6 +39,10 @@
 /// (StateGuard, with its copy in host memory); only the policy's choice is new. Call it between two windows, on a batch of
 /// the usual size and memory order (channels_last), and while no other thread computes. It takes `CalibrationOptions::seconds` at
 /// most, but for slow steps: three rounds are made in any case.
+///
+/// In a loop of your own the step is a whole window: with an accumulator, as many micro-batches as it takes, and update(). One
+/// that ends in mid-window leaves the accumulator there, and is not what training does. What GradClip::norm() and
+/// FusedStep::reason() say afterwards is of the last trial; the Trainer uses copies of these three.
 namespace frugal::inline v0 {
 
 struct CalibrationOptions {
@@ -100,7 +104,7 @@ inline std::string times(double ratio) {
 // "bf16, attention in fp32: 1.47x as fast as fp32 [1.42x, 1.52x], measured in 9 rounds; bf16 1.07x."
 inline std::string reason_of(const std::vector<PrecisionChoice>& ways, const Duels& duels, std::size_t chosen) {
   std::string text = ways[chosen].text();
-  if (ways.size() == 1) return text + ", all that this model has a use for.";
+  if (ways.size() == 1) return text + ", all that this step has a use for.";
   if (chosen == 0) {
     text += ", the fastest";
   } else {
@@ -133,10 +137,15 @@ Calibration calibrate(AmpPolicy<Tag>& amp, Model& model, Optimizer& optimizer, S
   detail::Duels duels(options.clock, options.turn, [&] { detail::wait_for(amp.device()); });
   {
     const detail::GuardedAmp keep(amp);
-    StateGuard guard(model, optimizer);
-    // The most elaborate way first: it says which of its parts this model has a use for.
+    // The most elaborate way first: it says which of its parts this model has a use for. Guarded by itself: what it frees is
+    // the memory that the others compute in, as training does afterwards. In a heap that has yet to grow, malloc gives memory
+    // back at the end of every step, and page faults are most of what is measured.
     prepare(ways.size() - 1);
-    step();
+    {
+      StateGuard guard(model, optimizer);
+      step();
+      guard.restore();  // here, where an error is seen
+    }
     TORCH_CHECK(amp.extras()->regions > 0,
                 "calibrate: the step never entered `amp.autocast()`, so every precision is the same. "
                 "Make the forward passes inside of it.");
@@ -144,8 +153,9 @@ Calibration calibrate(AmpPolicy<Tag>& amp, Model& model, Optimizer& optimizer, S
     std::erase_if(ways, [&](const detail::PrecisionChoice& way) {
       return (!attends && way.attention == Attention::fp32) || (!reuses && way.weight_casts == WeightCasts::per_step);
     });
+    StateGuard guard(model, optimizer);
     duels.run(ways.size(), options.rounds, options.seconds, prepare, step);
-    guard.restore();  // here, where an error is seen
+    guard.restore();
   }
   const std::size_t chosen = duels.winner(options.margin);
   Calibration found{{}, chosen, detail::reason_of(ways, duels, chosen)};
@@ -156,6 +166,7 @@ Calibration calibrate(AmpPolicy<Tag>& amp, Model& model, Optimizer& optimizer, S
   }
   ways[chosen].reason = found.reason;
   amp.become(ways[chosen], detail::Chosen::by_measuring);
+  found.reason = amp.reason();
   return found;
 }
 

@@ -74,7 +74,7 @@ class Duels {
   // Seconds of one step. The first one after a change finds cold caches and is not counted, unless it is long.
   double measure(auto&& step) {
     const double first = timed(step, 1);
-    if (first >= turn_) return first;
+    if (first >= 10 * turn_) return first;
     double each = first;
     for (std::int64_t times = 1;; times *= 2) {
       const double all = timed(step, times);

@@ -54,9 +54,8 @@ class Rehearsal : protected Bookings<Model, Optimizer, Loss, Policies...> {
       Spare<std::remove_reference_t<decltype(accumulation())>> accumulating = accumulation();
       Spare<std::remove_reference_t<decltype(clipping())>> clips = clipping();
       Spare<std::remove_reference_t<decltype(updating())>> steps = updating();
-      bool first = true;
       const auto step = [&] {
-        if (std::exchange(first, false)) train_mode(model_);  // here, where calibrate() guards it
+        train_mode(model_);  // here, where calibrate() guards it
         whole_window(batch, accumulating, clips, steps);
       };
       return call_calibrate(precision(), model_, optimizer_, step, options...);
