@@ -277,7 +277,7 @@ TEST_CASE("calibrate: a step without a region is refused, and a model that has o
       static_cast<void>(model->forward(input));
     });
     CHECK(found.ways.size() == 1);
-    CHECK_THAT(found.reason, ContainsSubstring("all that this model has a use for"));
+    CHECK_THAT(found.reason, ContainsSubstring("all that this step has a use for"));
   }
 }
 

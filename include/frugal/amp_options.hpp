@@ -38,19 +38,24 @@ enum class Attention { autocast, fp32 };
 /// a pointer, is found out on a CPU alone, by a sample of every weight: call `amp.step(optimizer)`.
 enum class WeightCasts { per_forward, per_step };
 
-/// When fp16's step() learns whether the window overflowed. Either way the device skips a window that did, and nothing of it
-/// is kept. While an answer is open, books, rates and averages are one window behind: a Trainer books it at the next update,
-/// or when somebody asks (progress(), a check, a save, an observer's step, get() of the Averager); update() settles it.
-/// Until then StateGuard, CheckpointManager, BatchSizeProber, calibrate(), steps by hand (FusedStep, AmpPolicy) and, for a
-/// model that has the optimizer's first parameter, Averager refuse. Ask yourself before you write weights or the optimizer's
-/// state, call its own step() or let the Trainer go: what a skipped step counted stays counted then. Optimizers are told
-/// apart by their first parameter, which must stay. An on_skip is called inside the next update, and what it throws drops
-/// that window.
+/// When fp16's update learns whether its window overflowed. Either way the device skips a window that did, and nothing of it
+/// is kept. `lagged` acts in update() and the Trainer with a FusedStep, where no policy has on_gradients; elsewhere it is
+/// `exact`. What it asks of you: a window's answer is open until the next update, and meanwhile
+///
+///  - StepResult and AmpPolicy::step() have said `applied` and true;
+///  - a Trainer's progress, rates and averages are one window behind. It books the window at the next update, and before it
+///    when asked: by progress(), get() of the Averager, a check, a save, restart(), an on_step that is due;
+///  - in a loop of your own settle() asks (update.hpp has the recipe);
+///  - StateGuard, CheckpointManager, BatchSizeProber, frugal::calibrate() and steps by hand (FusedStep, AmpPolicy) refuse, and
+///    Averager for a model that has the optimizer's first parameter;
+///  - who writes weights or states, calls the optimizer's own step() or destroys the Trainer should ask first: nobody can
+///    refuse there, and what a skipped step counted stays counted;
+///  - on_skip is called inside the next update, and what it throws drops that window.
+///
+/// Optimizers are told apart by their first parameter, which must stay.
 enum class SkipDecision {
-  exact,  ///< in step(): one device read per window, for which the host waits
-  lagged,  ///< at the next update, when the answer has long arrived: the host never waits. Until then update() and step()
-           ///< have said `applied`, and settle() asks (update.hpp has the recipe). With FusedStep in update() and the
-           ///< Trainer, where nobody watches gradients; elsewhere as `exact`
+  exact,  ///< in the update: one device read per window, for which the host waits
+  lagged  ///< at the next one, when the answer has long arrived: the host never waits
 };
 
 /// Options of AmpPolicy. `attention` and `weight_casts` mean something where the precision is bf16 or fp16. Anything but
@@ -60,9 +65,9 @@ enum class SkipDecision {
 struct AmpOptions {
   LossScalerOptions scaler = {};                        ///< used when the precision is fp16 (loss_scaler.hpp)
   std::optional<Precision> precision = {};              ///< what Auto becomes; wins over the environment
-  Attention attention = Attention::autocast;            ///< see Attention
+  Attention attention = Attention::autocast;            ///< see Attention; calibrate() decides it anew
   WeightCasts weight_casts = WeightCasts::per_forward;  ///< see WeightCasts; a copy of the weights in low precision
-                                                        ///< lives from their first use to the step
+                                                        ///< lives from their first use to the step; as above
   SkipDecision skip_decision = SkipDecision::exact;     ///< see SkipDecision; means something in fp16
 };
 

@@ -45,8 +45,7 @@
 /// | `Fp16` | autocast to float16 | loss scaling; one device read per step decides whether to skip it (or none: SkipDecision) |
 /// | `BitExact` | full precision without TF32 | deterministic kernels: two runs, the same bits; process-wide switches |
 ///
-/// AmpOptions (amp_options.hpp) has the loss scaler's, attention in fp32, weights cast once per step, and fp16 without a device
-/// read. A validation runs in full precision unless it opens a region itself.
+/// AmpOptions: amp_options.hpp. A validation runs in full precision unless it opens a region itself.
 ///
 /// `Auto` becomes what `AmpOptions::precision` says; else bit-exact when FRUGAL_BIT_EXACT=1 is in the environment; else
 /// what FRUGAL_PRECISION says (auto, fp32, tf32, bf16, fp16). Another value there is an error, an empty one is none.
@@ -130,8 +129,8 @@ class AmpPolicy {
   }
 
   /// Steps the optimizer, or returns false on overflow: nothing advanced, the scale backs off. Unscales first if nobody
-  /// has. One device read with a scaler, none without. Throws after `max_consecutive_skips` overflows in a row. Lagged
-  /// (SkipDecision), it says true, throws one window later, and unanswered() holds until settle() has asked.
+  /// has. One device read with a scaler, none without. Throws after `max_consecutive_skips` overflows in a row. Lagged, which
+  /// only update() and the Trainer make it, it says true, throws one window later, and unanswered() holds until settle().
   bool step(auto& optimizer) {
     constexpr bool steps = requires { optimizer.step(); };
     static_assert(
@@ -181,7 +180,10 @@ class AmpPolicy {
   /// What was chosen.
   Precision precision() const { return chosen_.now().precision; }
   /// What was chosen and why, with the options in force; after calibrate() with its figures.
-  std::string reason() const { return chosen_.now().reason; }
+  std::string reason() const {
+    if constexpr (can_skip) return chosen_.now().reason + (scales() ? scaling_.note() : "");
+    else return chosen_.now().reason;
+  }
   /// The scale that the next scale() uses; 1 without a scaler. Lagged: reads what the last step was, as skipped() does.
   double scale_factor() const {
     if constexpr (can_skip)

@@ -15,7 +15,7 @@
 /// An exponential moving average of a model's weights, for validation and for the model that you ship.
 ///
 ///     frugal::Averager average({.decay = 0.999});
-///     if (amp.step(optimizer)) average.update(model);     // after every applied step
+///     if (amp.step(optimizer)) average.update(model);     // after every applied step; lagged skips: when settle() says so
 ///     average.swap(model); validate(model); average.swap(model);
 ///
 /// average = decay * average + (1 - decay) * weights; the first update copies the weights. It is the exponential form

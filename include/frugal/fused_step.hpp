@@ -18,6 +18,7 @@
 ///
 ///     torch::optim::AdamW optimizer(model->parameters(), 1e-3);
 ///     frugal::FusedStep fused;
+///     auto loss = [&] { auto guard = amp.autocast(); return loss_of(model, batch); }();
 ///     if (frugal::backward(loss, batch.size(), amp)) frugal::update(optimizer, amp, fused);
 ///     std::cerr << fused.reason() << '\n';                            // "fused kernels", or what fell back and why
 ///

@@ -21,7 +21,8 @@ struct OnGradients {
 template <class Hook>
 OnGradients(Hook) -> OnGradients<Hook>;
 
-/// Is called after every `every`-th applied optimizer step; 0: never. The loss is read for it: one device sync each time.
+/// Is called after every `every`-th applied optimizer step; 0: never. The loss is read for it, and the answer of a step that
+/// comes late (SkipDecision::lagged): one device sync each time.
 ///
 ///     OnStep{[](const Progress& at) { std::cout << at.step << ' ' << at.loss << '\n'; }, 100}
 template <class Hook>

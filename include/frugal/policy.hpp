@@ -34,7 +34,8 @@ enum class Role {
   before_training
 };
 
-/// What one micro-batch did to the weights. `skipped`: the gradients overflowed and nothing advanced.
+/// What one micro-batch did to the weights. `skipped`: the gradients overflowed and nothing advanced. With
+/// SkipDecision::lagged `applied` is as far as is known: Progress, on_skip and settle() have the last word.
 enum class StepResult { accumulated, applied, skipped };
 
 /// "accumulated", "applied" or "skipped".

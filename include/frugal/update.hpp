@@ -116,6 +116,17 @@ template <class Loss, class Weight, class... Policies>
   }
 }
 
+/// An error: there is no weight.
+template <class Loss, class First, class... Policies>
+  requires Policy<std::remove_cvref_t<First>>
+bool backward(Loss&&, First&&, Policies&&...) {
+  static_assert(
+      !Policy<std::remove_cvref_t<First>>,
+      "backward: the weight is missing. Write `backward(loss, weight, policies...)`: the number of samples or "
+      "tokens that the loss is the mean of.");
+  return false;
+}
+
 /// Makes the window's gradients the true ones (unscaled, the mean over the window), clips them, steps or skips on
 /// overflow, zeroes the gradients and closes the window. Never called twice for one window. When something throws on the way,
 /// the window is dropped: gradients are zeroed and the next window starts afresh. With SkipDecision::lagged the answer may be open:

@@ -908,6 +908,7 @@ TEST_CASE("an answer that nobody can give any more is no obstacle") {
     auto second = adamw(model->parameters());
     for (auto& parameter : model->parameters()) parameter.mutable_grad() = torch::ones_like(parameter);
     CHECK_THROWS_WITH(update(second, amp, fused), ContainsSubstring("amp.answer(optimizer)"));
+    CHECK(amp.unanswered(second));
     CHECK(amp.answer(second));
     for (auto& parameter : model->parameters()) parameter.mutable_grad() = torch::ones_like(parameter);
     update(second, amp, fused);
@@ -991,4 +992,29 @@ TEST_CASE("restart() and resume() after too many skips begin a new run") {
   CHECK(trainer.step(batches[0]) == StepResult::applied);
   CHECK(trainer.progress().step == 1);
   CHECK(trainer.get<AmpPolicy<Fp16>>().scale_factor() == 1024);
+}
+
+TEST_CASE("a step whose answer somebody asked for says what it was") {
+  Net model = make();
+  auto optimizer = adamw(model->parameters());
+  const auto batches = cut(data(29), {8});
+  std::vector<std::string> log;
+  Trainer trainer{model,       optimizer,       OverflowAt{MeanLoss{}, {1}}, fp16(SkipDecision::lagged),
+                  FusedStep(), Seen{&log, true}};
+  CHECK(trainer.step(batches[0]) == StepResult::applied);
+  CHECK(trainer.step(batches[0]) == StepResult::skipped);
+  CHECK(trainer.step(batches[0]) == StepResult::applied);
+}
+
+TEST_CASE("the reason says that skips are late, after a calibration too, and not where nothing is skipped") {
+  const auto late = ContainsSubstring("Where FusedStep steps, skips are learned late.");
+  Net model = make();
+  auto optimizer = adamw(model->parameters());
+  AmpPolicy<> amp(at::kCUDA, Capability{.device = at::kCUDA, .major = 7}, {.skip_decision = SkipDecision::lagged});
+  CHECK_THAT(amp.reason(), late);
+  amp.become({Precision::fp16, "fp16, measured."}, frugal::detail::Chosen::by_measuring);
+  CHECK(amp.reason() == "fp16, measured. Where FusedStep steps, skips are learned late.");
+  amp.become({Precision::fp32, "fp32, measured."}, frugal::detail::Chosen::by_measuring);
+  CHECK(amp.reason() == "fp32, measured.");
+  CHECK_THAT(fp16(SkipDecision::exact).reason(), !late);
 }

@@ -53,8 +53,7 @@ class Bookings : protected Parts<Model, Optimizer, Loss, Policies...> {
     if constexpr (answers_late)
       if (unanswered()) {
         unbooked_ = true;
-        if (asked_about_next_step()) book();
-        return result;
+        return asked_about_next_step() ? book() : result;
       }
     return booked(result);
   }

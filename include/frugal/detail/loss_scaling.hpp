@@ -32,6 +32,9 @@ class LossScaling {
   LossScaling(const LossScalerOptions& options, SkipDecision decision)
       : scaler_(options), lags_(decision == SkipDecision::lagged) {}
 
+  // What a reason says of it.
+  const char* note() const { return lags_ ? " Where FusedStep steps, skips are learned late." : ""; }
+
   // `loss` is float or double.
   at::Tensor scaled(const at::Tensor& loss) {
     if (!scale_on_device_.defined()) {

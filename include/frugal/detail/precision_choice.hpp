@@ -34,8 +34,6 @@ struct PrecisionChoice {
     PrecisionChoice choice = *this;
     choice.attention = options.attention, choice.weight_casts = options.weight_casts;
     if (const std::string words = choice.more(); !words.empty()) choice.reason += " With " + words + ".";
-    if (precision == Precision::fp16 && options.skip_decision == SkipDecision::lagged)
-      choice.reason += " Skips are learned late.";
     return choice;
   }
   // "bf16, attention in fp32, weights cast once per step", and that without the precision
