@@ -293,6 +293,11 @@ TEST_CASE("weight casts: what lies between a weight and its product is passed") 
       [&](const at::Tensor& w, int& heard) { return tells(w.view_as(w), heard).t(); },
       [&](const at::Tensor& w, int& heard) { return tells(w.t(), heard); },
       [](const at::Tensor& w, int&) { return at::_neg_view(w).t(); },
+      [](const at::Tensor& w, int&) {
+        auto view = w.t();
+        view.set_data(torch::ones({4, 6}).t());
+        return view;
+      },
   };
   for (std::size_t i = 0; i < ways.size(); ++i) {
     INFO("way " << i);

@@ -143,3 +143,14 @@ TEST_CASE("an update that throws drops its window, and the precision policy hear
   CHECK(loop.optimizer.seen == std::vector<double>{3});
   CHECK(precision.abandoned == 1);
 }
+
+namespace users {
+struct Value {};
+int backward(const Value&, GradAccumulator&) { return 7; }
+}  // namespace users
+
+TEST_CASE("a user's own backward(loss, policy) is found before ours that asks for the weight") {
+  users::Value loss;
+  GradAccumulator accumulator(2);
+  CHECK(backward(loss, accumulator) == 7);
+}

@@ -168,11 +168,12 @@ class AmpPolicy {
     if constexpr (can_skip) scaling_.abandon(optimizer);
   }
 
-  /// For calibrate(), between two windows: what this policy may be, is, and becomes; what its regions saw; its device.
+  /// For calibrate(): what this policy may be, is, and becomes between windows; what its regions saw; its device.
   const detail::ChosenPrecision& chosen() const { return chosen_; }
   void become(detail::PrecisionChoice choice, detail::Chosen how) {
     chosen_.set(std::move(choice), how);
     extras_.provide(chosen_.now(), device_.type());
+    if constexpr (can_skip) scaling_.forget_windows();
   }
   const detail::AutocastExtras* extras() const { return extras_.get(); }
   at::Device device() const { return device_; }
@@ -192,9 +193,8 @@ class AmpPolicy {
   }
   /// Windows that overflowed and were skipped, since the start of the run.
   std::int64_t skipped() const {
-    if constexpr (can_skip)
-      if (scales()) return scaling_.next().skipped();
-    return 0;
+    if constexpr (can_skip) return scales() ? scaling_.next().skipped() : 0;
+    else return 0;
   }
 
   /// `scale` and `skipped`, where there is a scaler.
@@ -220,7 +220,7 @@ class AmpPolicy {
   void load(auto& in) {
     chosen_.load(in);
     extras_.provide(chosen_.now(), device_.type());
-    if constexpr (can_skip) scales() && in.has("scale") ? scaling_.load(in) : scaling_.forget_windows();
+    if constexpr (can_skip) scaling_.load(in, scales());
   }
 
  private:

@@ -153,6 +153,7 @@ Calibration calibrate(AmpPolicy<Tag>& amp, Model& model, Optimizer& optimizer, S
     std::erase_if(ways, [&](const detail::PrecisionChoice& way) {
       return (!attends && way.attention == Attention::fp32) || (!reuses && way.weight_casts == WeightCasts::per_step);
     });
+    prepare(0);  // nobody waits for what the last step was (SkipDecision::lagged)
     StateGuard guard(model, optimizer);
     duels.run(ways.size(), options.rounds, options.seconds, prepare, step);
     guard.restore();

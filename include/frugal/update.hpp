@@ -116,12 +116,12 @@ template <class Loss, class Weight, class... Policies>
   }
 }
 
-/// An error: there is no weight.
+/// An error: there is no weight. (By constant references: any function of yours fits better.)
 template <class Loss, class First, class... Policies>
-  requires Policy<std::remove_cvref_t<First>>
-bool backward(Loss&&, First&&, Policies&&...) {
+  requires Policy<First>
+bool backward(const Loss&, const First&, const Policies&...) {
   static_assert(
-      !Policy<std::remove_cvref_t<First>>,
+      !Policy<First>,
       "backward: the weight is missing. Write `backward(loss, weight, policies...)`: the number of samples or "
       "tokens that the loss is the mean of.");
   return false;

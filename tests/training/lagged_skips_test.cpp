@@ -1018,3 +1018,44 @@ TEST_CASE("the reason says that skips are late, after a calibration too, and not
   CHECK(amp.reason() == "fp32, measured.");
   CHECK_THAT(fp16(SkipDecision::exact).reason(), !late);
 }
+
+TEST_CASE("calibrate() in a loop of your own takes steps that leave their answer open") {
+  Net model = make();
+  auto optimizer = adamw(model->parameters());
+  const auto batch = cut(data(29), {8})[0];
+  AmpPolicy<Fp16> amp = fp16(SkipDecision::lagged);
+  FusedStep fused;
+  GradAccumulator accumulator(2);
+  const auto window = [&] {
+    for (bool full = false; !full;) {
+      const auto loss = [&] {
+        const auto guard = amp.autocast();
+        return MeanLoss()(model, batch);
+      }();
+      full = backward(loss, 8, amp, accumulator);
+    }
+    update(optimizer, amp, accumulator, fused);
+  };
+  const State before = network::state_of(*model);
+  CHECK(calibrate(amp, model, optimizer, window, {.rounds = 3, .turn = 0}).ways.size() > 1);
+  CHECK(network::same_bits(before, network::state_of(*model)));
+  CHECK_FALSE(amp.unanswered());
+  CHECK(optimizer.state().empty());
+  window();
+  CHECK(settle(optimizer, amp, fused) == StepResult::applied);
+}
+
+TEST_CASE("a policy that becomes another one waits for no answer") {
+  Net model = make();
+  auto optimizer = adamw(model->parameters());
+  AmpPolicy<> amp(at::kCUDA, Capability{.device = at::kCUDA, .major = 7}, {.skip_decision = SkipDecision::lagged});
+  FusedStep fused;
+  const auto step = [&] {
+    for (auto& parameter : model->parameters()) parameter.mutable_grad() = torch::ones_like(parameter);
+    return update(optimizer, amp, fused);
+  };
+  step();
+  REQUIRE(amp.unanswered());
+  amp.become({Precision::fp32, "fp32, measured."}, frugal::detail::Chosen::by_measuring);
+  CHECK(step() == StepResult::applied);
+}

@@ -74,7 +74,7 @@ struct Lowered {
 inline bool is_transposition(const at::Tensor& matrix, const at::Tensor& view) {
   const bool in_memory = matrix.dim() == 2 && view.size(0) == matrix.size(1) && view.size(1) == matrix.size(0) &&
                          view.stride(0) == matrix.stride(1) && view.stride(1) == matrix.stride(0) &&
-                         view.storage_offset() == matrix.storage_offset();
+                         view.const_data_ptr() == matrix.const_data_ptr();
   if (!in_memory) return false;
   const auto& node = view.grad_fn();
   return node && (node->name() == "TBackward0" || node->name() == "TransposeBackward0") &&

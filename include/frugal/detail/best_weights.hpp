@@ -39,7 +39,7 @@ void copy_to_host(Tensor& kept, const Tensor& live) {
   const Tensor source = live.detach();
   const bool reusable = kept.defined() && kept.sizes() == source.sizes() && kept.scalar_type() == source.scalar_type();
   if (!reusable) kept = source.to(c10::DeviceType::CPU, source.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
-  else if (source.nbytes() == 0) return;  // it may have no memory to point to
+  else if (source.numel() == 0) return;  // it may have no memory to point to
   else if (source.layout() == c10::kStrided && source.is_cpu() && source.is_contiguous() && kept.is_contiguous())
     std::memcpy(kept.mutable_data_ptr(), source.const_data_ptr(), source.nbytes());
   else kept.copy_(source);

@@ -80,7 +80,7 @@ class CheckpointSnapshot {
 
   // Plain memory goes by memcpy: LibTorch's own copy uses the thread pool, which collapses when the cores are busy.
   static void copy(const at::Tensor& tensor, std::byte* to, bool pinned, std::vector<c10::Device>& busy) {
-    if (tensor.nbytes() == 0) return;  // it may have no memory to point to
+    if (tensor.numel() == 0) return;  // it may have no memory to point to
     if (tensor.is_cpu() && tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg()) {
       std::memcpy(to, tensor.const_data_ptr(), tensor.nbytes());
       return;

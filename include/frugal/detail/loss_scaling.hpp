@@ -113,8 +113,10 @@ class LossScaling {
     scaler_.reset();
     forget_windows();
   }
-  void load(auto& in) {
-    scaler_.load(in);
+  // `scales`: there is a scaler from now on, which stays as it is if the state has none.
+  void load(auto& in, bool scales) {
+    if (scales && !in.has("scale")) return;
+    if (scales) scaler_.load(in);
     forget_windows();
   }
   void forget_windows() {
