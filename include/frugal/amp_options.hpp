@@ -29,9 +29,9 @@ enum class Attention { autocast, fp32 };
 /// How often a weight is cast. `per_forward`: as LibTorch does, at its first use in each region, and at every use in an
 /// nn::Linear. `per_step`: once between two optimizer steps, however many micro-batches there are, for nn::Linear,
 /// convolutions and torch::linear; gradients are the same, but for a weight that is used twice before a backward pass: its two
-/// gradients are summed in the low precision. (A `weight.t()` of yours hears nothing of
-/// its own gradient, unless it had a hook or retain_grad() before the product.) On a CPU the gradients of such weights are added to what is there in one
-/// pass over memory, where LibTorch casts them first.
+/// gradients are summed in the low precision. (A `weight.t()` of yours hears nothing of its own gradient, unless it had a hook
+/// or retain_grad() before the product.) On a CPU the gradients of such weights are added to what is there in one pass over
+/// memory, where LibTorch casts them first.
 ///
 /// A kept cast ends with AmpPolicy::step(), which update() and the Trainer call; with zero_grad(), where that drops the
 /// gradients, as LibTorch's does unless told otherwise; and when its weight was written through LibTorch. Who steps past

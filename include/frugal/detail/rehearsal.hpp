@@ -6,7 +6,6 @@
 
 #include <stdexcept>
 #include <type_traits>
-#include <utility>
 
 namespace frugal::inline v0 {
 class GradAccumulator;
